@@ -1,0 +1,56 @@
+"""Settings and the colony's home folder. The environment is read here, when asked, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+API_PORT = 7777
+BUS_PORT = 7778
+DEFAULT_CONTEXT = 4096  # tokens per slot unless asked otherwise
+
+HEARTBEAT_S = 1.0  # between a forager's writes to the registry
+LOST_AFTER_S = 4.0  # without one, a forager is lost
+REQUEST_S = 5.0  # a control request's answer
+LOAD_S = 600.0  # a shard's weights, from spawn to loaded
+LINK_S = 20.0  # all peers connected and shaken hands
+STEP_S = 30.0  # one receive inside a step
+STOP_S = 5.0  # from asking a process to end to killing it
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder that holds one colony's secret, models, bus data and logs."""
+
+    path: Path
+
+    @classmethod
+    def find(cls, given: str | os.PathLike[str] | None = None) -> Home:
+        """The folder given, else `$ANTFARM_HOME`, else `~/.antfarm`."""
+        return cls(Path(given or os.environ.get("ANTFARM_HOME") or "~/.antfarm").expanduser())
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
+    def bus(self) -> Path:
+        return self.path / "bus"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def secret_file(self) -> Path:
+        return self.path / "secret"
+
+    @property
+    def state_file(self) -> Path:
+        """What runs here now: addresses and process ids, written by the queen and foragers."""
+        return self.path / "colony.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"

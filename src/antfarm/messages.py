@@ -1,0 +1,351 @@
+"""Every message of the colony: on the bus, and between a forager and its shard processes.
+
+Tagged, strict, versioned by the subject prefix. JSON on the bus so that `nats sub '>'` is readable;
+the same structs travel as JSON lines over a shard's stdin and stdout. No message carries activations.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from antfarm.errors import AntfarmError, Reason
+from antfarm.types import Memory, ModelFacts, Plan, RunOptions, Sampling
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """Base of all messages; subclasses set `tag`."""
+
+
+class Failure(Message, frozen=True, tag="failure"):
+    """An `AntfarmError` on its way to another process."""
+
+    reason: str
+    message: str
+    hint: str = ""
+    numbers: dict[str, int | float | str] = {}
+
+    @classmethod
+    def of(cls, error: AntfarmError) -> Failure:
+        return cls(error.reason, error.message, error.hint, dict(error.numbers))
+
+    def error(self) -> AntfarmError:
+        """The error to raise here. A reason this version does not know becomes `internal`."""
+        try:
+            reason = Reason(self.reason)
+        except ValueError:
+            reason = Reason.INTERNAL
+        error = AntfarmError(reason, self.message, hint=self.hint)
+        error.numbers = dict(self.numbers)
+        return error
+
+
+class Done(Message, frozen=True, tag="done"):
+    """The plain yes to a request."""
+
+
+# ---- the registry
+
+
+class ForagerFacts(Message, frozen=True, tag="forager"):
+    """What a forager says of its host; the value kept in the Worker Node Registry."""
+
+    id: str
+    host: str
+    address: str  # where this host's shards listen for infer.act
+    cores: int
+    threads: int  # that a shard here computes with
+    memory: int  # bytes this forager may use for shards
+    backends: tuple[str, ...]
+    features: tuple[str, ...]  # of ggml's CPU backend: "AVX512", "LLAMAFILE", ...
+    version: str
+    pid: int
+    started: float  # seconds since the epoch
+    shards: tuple[ShardStatus, ...] = ()
+
+
+class ShardStatus(msgspec.Struct, frozen=True):
+    """One shard process as its forager sees it."""
+
+    replica: str
+    epoch: int
+    shard: int
+    pid: int
+    state: Literal["loading", "loaded", "linked", "failed"]
+    resident: int  # bytes of resident memory now
+    planned: int  # bytes planned
+
+
+# ---- queen -> forager: models and shards
+
+
+class DescribeModel(Message, frozen=True, tag="describe-model"):
+    """Find (or fetch) a model on this host and read its header. Reply: `ModelDescribed`."""
+
+    model: str  # a catalog name, a path, or a URL
+
+
+class ModelDescribed(Message, frozen=True, tag="model-described"):
+    facts: ModelFacts
+
+
+class ShardLoad(Message, frozen=True, tag="shard-load"):
+    """Start a shard process. Reply: `ShardListening`, as soon as its port is bound; weights load after."""
+
+    replica: str
+    epoch: int
+    model: str
+    fingerprint: str
+    plan: Plan
+    shard: int
+    options: RunOptions
+
+
+class ShardListening(Message, frozen=True, tag="shard-listening"):
+    replica: str
+    epoch: int
+    shard: int
+    address: str
+    port: int
+    pid: int
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where one shard listens. `name` is what errors call it: "shard 1 on forager-b"."""
+
+    shard: int
+    name: str
+    address: str
+    port: int
+
+
+class ShardLink(Message, frozen=True, tag="shard-link"):
+    """Connect to the other shards. Reply: `Done` when asked; `ShardLinked` follows as an event."""
+
+    replica: str
+    epoch: int
+    peers: tuple[Peer, ...]
+
+
+class ShardStop(Message, frozen=True, tag="shard-stop"):
+    """End a shard process. Done even when there is none."""
+
+    replica: str
+    epoch: int
+
+
+# ---- shard -> forager -> queen: what happens to a shard
+
+
+class ShardProgress(Message, frozen=True, tag="shard-progress"):
+    """Weights read so far, at most ten times a second."""
+
+    replica: str
+    epoch: int
+    shard: int
+    done: int  # bytes
+    total: int
+
+
+class ShardLoaded(Message, frozen=True, tag="shard-loaded"):
+    """Weights are in memory and the graphs' memory is reserved."""
+
+    replica: str
+    epoch: int
+    shard: int
+    memory: Memory  # as taken, to be held against the plan
+    seconds: float
+
+
+class ShardLinked(Message, frozen=True, tag="shard-linked"):
+    replica: str
+    epoch: int
+    shard: int
+
+
+class ReplicaProved(Message, frozen=True, tag="replica-proved"):
+    """The lead has passed a real token through all shards."""
+
+    replica: str
+    epoch: int
+    seconds: float
+
+
+class ShardFailed(Message, frozen=True, tag="shard-failed"):
+    """A shard process ended or can't go on. `lost_peer` names a peer when the fault is at its end."""
+
+    replica: str
+    epoch: int
+    shard: int
+    failure: Failure
+    lost_peer: int | None = None  # that peer's shard index
+
+
+ShardEvent = ShardProgress | ShardLoaded | ShardLinked | ReplicaProved | ShardFailed
+
+
+# ---- tasks
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+class TaskAssign(Message, frozen=True, tag="task-assign"):
+    """The queen's hand-over of a task to the lead: exactly one of `messages`, `text` and `tokens` is set."""
+
+    task: str
+    replica: str
+    epoch: int
+    sampling: Sampling
+    messages: tuple[ChatMessage, ...] | None = None
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+
+class TaskCancel(Message, frozen=True, tag="task-cancel"):
+    task: str
+    replica: str
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One token with its natural-log probability; `top` holds the alternatives, best first."""
+
+    token: int
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class TaskAccepted(Message, frozen=True, tag="task-accepted"):
+    """The prompt is tokenized and fits."""
+
+    task: str
+    prompt_tokens: int
+
+
+class TaskTokens(Message, frozen=True, tag="task-tokens"):
+    """Tokens `index .. index+count` of the answer and the text they complete (never half a character)."""
+
+    task: str
+    index: int
+    count: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """What the lead's clock says of one task, and what crossed the lead's links for it."""
+
+    queued: float  # seconds from assignment to the first prefill step
+    prefill: float  # seconds to the first token
+    decode: float  # seconds from the first token to the last
+    prompt_tokens: int
+    completion_tokens: int
+    wire_bytes: int = 0  # sent and received by the lead during decode
+    waited: float = 0.0  # seconds of decode that the lead waited for peers
+
+
+class TaskFinished(Message, frozen=True, tag="task-finished"):
+    """The last event of a task; `index` counts the answer's tokens. With `error`, `failure` says why."""
+
+    task: str
+    index: int
+    finish: Literal["stop", "length", "cancelled", "error"]
+    timings: Timings | None = None
+    failure: Failure | None = None
+
+
+TaskEvent = TaskAccepted | TaskTokens | TaskFinished
+
+
+# ---- forager <-> shard process (stdin and stdout, one JSON object a line)
+
+
+class ShardSpec(Message, frozen=True, tag="shard-spec"):
+    """The first line a shard reads. The secret comes this way so that no process list shows it."""
+
+    load: ShardLoad
+    path: str  # the model file on this host
+    name: str  # this shard's own name in peers' errors
+    address: str  # to listen on
+    secret: str
+    threads: int
+    cpus: tuple[int, ...] = ()  # to pin to; empty leaves it to the system
+
+
+ShardCommand = ShardSpec | ShardLink | TaskAssign | TaskCancel | ShardStop
+ShardOutput = ShardListening | ShardEvent | TaskEvent
+
+
+# ---- operator -> queen
+
+
+class LoadModel(Message, frozen=True, tag="load-model"):
+    """Load a model, or with `reshard` change a loaded one's split. Reply: `ModelStatus`, loading."""
+
+    model: str
+    name: str = ""  # to serve it under; empty takes the catalog's or the file's
+    split: int = 0  # shards; 0 lets the queen choose the fewest that fit
+    mode: str = "auto"  # auto | tensor | pipeline | hybrid
+    stages: int = 0  # of a hybrid
+    shares: tuple[float, ...] = ()  # relative weights of the shards; empty takes the foragers' own
+    options: RunOptions = RunOptions()
+    reshard: bool = False
+
+
+class UnloadModel(Message, frozen=True, tag="unload-model"):
+    model: str
+
+
+class ListModels(Message, frozen=True, tag="list-models"):
+    """Reply: `ModelList`."""
+
+
+class ShardView(msgspec.Struct, frozen=True):
+    """One shard as `antc ps` shows it."""
+
+    shard: int
+    forager: str
+    part: str  # "layers 0-14, KV heads 0-1, ffn 0-767"
+    state: str
+    loaded: float  # 0..1
+    planned: int
+    resident: int
+
+
+class ModelStatus(Message, frozen=True, tag="model-status"):
+    """A model as the queen sees it. `state`: loading | ready | unavailable | failed | retired."""
+
+    model: str
+    source: str
+    state: str
+    mode: str
+    replica: str
+    epoch: int
+    context: int
+    slots: int
+    shards: tuple[ShardView, ...]
+    failure: Failure | None = None
+    seconds: float = 0.0  # from request to ready
+    created: float = 0.0  # seconds since the epoch
+
+
+class ModelList(Message, frozen=True, tag="model-list"):
+    models: tuple[ModelStatus, ...]
+
+
+# ---- the ops log
+
+
+class OpsEvent(Message, frozen=True, tag="ops"):
+    """One durable line of the ops log."""
+
+    time: float  # seconds since the epoch
+    kind: str  # "forager-joined", "forager-lost", "model-ready", "shard-missing", ...
+    subject: str  # the forager or model it is about
+    text: str
+    reason: str = ""
