@@ -1,0 +1,66 @@
+"""The colony's secret: what lets a host join. One per colony, kept in the home folder, readable by its owner alone.
+
+It is never put into arguments, the environment or a log. What goes over a connection is a key
+derived from it for that one purpose, so that the bus's token does not open a shard's link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from antfarm.errors import AntfarmError, Reason
+
+
+class Secret:
+    """A colony secret; its text is hidden from `repr` so that it can't slip into a log."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) < 16:
+            raise AntfarmError(
+                Reason.BAD_SETTING,
+                f"a colony secret has at least 16 characters; this one has {len(text)}",
+                hint="copy the whole join line that the queen printed",
+            )
+        self._text = text
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Secret:
+        """The secret in `path`; made there (mode 0600) when the file does not exist."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return cls(path.read_text().strip())
+        with os.fdopen(descriptor, "w") as file:
+            text = secrets.token_urlsafe(24)
+            file.write(text + "\n")
+        return cls(text)
+
+    def save(self, path: Path) -> None:
+        """Write to `path`, readable by its owner alone."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(self._text + "\n")
+
+    def reveal(self) -> str:
+        """The text itself: for the join line that a person is shown, and a shard's stdin."""
+        return self._text
+
+    def bus_token(self) -> str:
+        """What NATS asks of its clients."""
+        return self._derive("bus").hex()
+
+    def link_key(self) -> bytes:
+        """What shards prove to each other that they hold."""
+        return self._derive("link")
+
+    def _derive(self, purpose: str) -> bytes:
+        return hmac.new(self._text.encode(), purpose.encode(), hashlib.sha256).digest()
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
