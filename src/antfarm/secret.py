@@ -1,4 +1,4 @@
-"""The colony's secret: what lets a host join. One per colony, kept in the home folder, readable by its owner alone.
+"""The colony's secret: what lets a host join. One per colony, readable by its owner alone.
 
 It is never put into arguments, the environment or a log. What goes over a connection is a key
 derived from it for that one purpose, so that the bus's token does not open a shard's link.
