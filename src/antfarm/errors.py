@@ -22,6 +22,7 @@ class Reason(StrEnum):
 
     # the model
     NOT_A_GGUF = "not-a-gguf"
+    UNSUPPORTED_FILE = "unsupported-file"
     MODEL_TRUNCATED = "model-truncated"
     MODEL_UNKNOWN = "model-unknown"
     MODEL_MISMATCH = "model-mismatch"
