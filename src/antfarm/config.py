@@ -24,15 +24,18 @@ class Home:
     """The folder that holds one colony's secret, models, bus data and logs."""
 
     path: Path
+    shared_models: Path | None = None
 
     @classmethod
     def find(cls, given: str | os.PathLike[str] | None = None) -> Home:
-        """The folder given, else `$ANTFARM_HOME`, else `~/.antfarm`."""
-        return cls(Path(given or os.environ.get("ANTFARM_HOME") or "~/.antfarm").expanduser())
+        """The folder given, else `$ANTFARM_HOME`, else `~/.antfarm`. `$ANTFARM_MODELS` moves the models."""
+        path = Path(given or os.environ.get("ANTFARM_HOME") or "~/.antfarm").expanduser().absolute()
+        models = os.environ.get("ANTFARM_MODELS")
+        return cls(path, Path(models).expanduser().absolute() if models else None)
 
     @property
     def models(self) -> Path:
-        return self.path / "models"
+        return self.shared_models or self.path / "models"
 
     @property
     def bus(self) -> Path:
@@ -45,6 +48,11 @@ class Home:
     @property
     def secret_file(self) -> Path:
         return self.path / "secret"
+
+    @property
+    def api_key_file(self) -> Path:
+        """The API's key, when it asks for one."""
+        return self.path / "api-key"
 
     @property
     def state_file(self) -> Path:
