@@ -1,0 +1,202 @@
+"""The Worker Node Registry: a KV bucket of live foragers with their facts, and the queen's lease.
+
+Entries expire on the server, which tells nobody; whoever needs to know that a forager is gone
+judges by its own clock when it last heard of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Self
+
+import msgspec
+import nats.errors
+from nats.js.api import KeyValueConfig
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+
+from antfarm.bus.client import Bus, Subscription, bus_error
+from antfarm.bus.subject import Subject
+from antfarm.bus.subjects import QUEEN_MODELS
+from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.messages import ForagerFacts, ListModels
+
+log = logging.getLogger(__name__)
+
+BUCKET = "antfarm-registry"
+EXPIRY_S = 10.0  # of an entry that nobody renews
+RENEW_S = 3.0  # between renewals of the lease
+_MAX_BYTES = 16 << 20
+_QUEEN = "queen"
+
+
+class ForagerGone(msgspec.Struct, frozen=True):
+    """A forager took itself out of the registry."""
+
+    id: str
+
+
+Change = ForagerFacts | ForagerGone
+
+
+class Registry:
+    """The registry of one bus; made with `Registry.open`."""
+
+    def __init__(self, bus: Bus, bucket: Any) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._facts: Subject[ForagerFacts] = Subject(BUCKET, ForagerFacts)
+
+    @classmethod
+    async def open(cls, bus: Bus) -> Self:
+        """Bind to the bucket, making it when it is not there. Raises BusError."""
+        config = KeyValueConfig(bucket=BUCKET, history=1, ttl=EXPIRY_S, max_bytes=_MAX_BYTES)
+        try:
+            return cls(bus, await bus.jetstream().create_key_value(config))
+        except (nats.errors.Error, OSError) as error:
+            raise bus_error(error, bus.url) from error
+
+    async def put(self, facts: ForagerFacts) -> None:
+        """A heartbeat. Raises BusError `bus-unreachable` or `bus-full`."""
+        await self._write(_key(facts.id), self._facts.encode(facts))
+
+    async def remove(self, forager: str) -> None:
+        """Say goodbye."""
+        try:
+            await self._bucket.delete(_key(forager))
+        except (nats.errors.Error, OSError) as error:
+            raise bus_error(error, self._bus.url) from error
+
+    async def get(self, forager: str) -> ForagerFacts | None:
+        """One forager's last heartbeat, if it has not expired."""
+        try:
+            entry = await self._bucket.get(_key(forager))
+        except KeyNotFoundError:
+            return None
+        except (nats.errors.Error, OSError) as error:
+            raise bus_error(error, self._bus.url) from error
+        return self._facts.decode(entry.value)
+
+    async def snapshot(self) -> list[ForagerFacts]:
+        """Every forager whose entry has not expired, by id."""
+        found: list[ForagerFacts] = []
+        try:
+            watcher = await self._bucket.watch("forager.*", ignore_deletes=True)
+            try:
+                while (entry := await watcher.updates()) is not None:
+                    self._collect(found, entry.value)
+            finally:
+                await watcher.stop()
+        except (nats.errors.Error, OSError) as error:
+            raise bus_error(error, self._bus.url) from error
+        return sorted(found, key=lambda facts: facts.id)
+
+    async def watch(self) -> Subscription[Change]:
+        """Changes from now on; take a `snapshot` after this to miss nothing.
+
+        Follows the bucket's subject itself rather than a consumer: a plain subscription outlives
+        a restart of the server and costs it nothing.
+        """
+        return await self._bus.listen(f"$KV.{BUCKET}.forager.*", self._change)
+
+    def _change(self, message: Any) -> Change:
+        if message.headers and message.headers.get("KV-Operation"):
+            return ForagerGone(message.subject.rsplit(".", 1)[1])
+        return self._facts.decode(message.data)
+
+    def _collect(self, found: list[ForagerFacts], data: bytes) -> None:
+        try:
+            found.append(self._facts.decode(data))
+        except AntfarmError as error:
+            log.warning("ignored a registry entry: %s", error)
+
+    async def _write(self, key: str, data: bytes) -> None:
+        try:
+            await self._bucket.put(key, data)
+        except (nats.errors.Error, OSError) as error:
+            raise bus_error(error, self._bus.url) from error
+
+    # ---- the queen's lease
+
+    async def acquire(self, holder: str) -> Lease:
+        """The right to be this bus's queen; `holder` says who, for the one that comes second.
+
+        A lease whose holder no longer answers on the bus (it crashed) is taken over at once.
+        Raises StateError `colony-exists` while another queen lives.
+        """
+        try:
+            return Lease(self._bucket, holder, await self._bucket.create(_QUEEN, holder.encode()))
+        except KeyWrongLastSequenceError:
+            return await self._take_over(holder)
+        except (nats.errors.Error, OSError) as error:
+            raise bus_error(error, self._bus.url) from error
+
+    async def _take_over(self, holder: str) -> Lease:
+        try:
+            entry = await self._bucket.get(_QUEEN)
+        except KeyNotFoundError:  # it ended between the two calls
+            return await self.acquire(holder)
+        if await self._queen_answers():
+            raise StateError(
+                Reason.COLONY_EXISTS,
+                f"{entry.value.decode(errors='replace')} is already the queen on the bus at {self._bus.url}",
+                hint="one bus has one queen: join it with `antc forager --join`, or stop it with `antc down`",
+            )
+        try:
+            revision = await self._bucket.update(_QUEEN, holder.encode(), last=entry.revision)
+        except KeyWrongLastSequenceError:
+            raise StateError(
+                Reason.COLONY_EXISTS,
+                f"another queen has just started on the bus at {self._bus.url}",
+                hint="one bus has one queen",
+            ) from None
+        return Lease(self._bucket, holder, revision)
+
+    async def _queen_answers(self) -> bool:
+        try:
+            await self._bus.request(QUEEN_MODELS, ListModels())
+        except AntfarmError as error:
+            return error.reason is not Reason.COLONY_DOWN
+        return True
+
+
+class Lease:
+    """The right to be the queen, for as long as `keep` runs."""
+
+    def __init__(self, bucket: Any, holder: str, revision: int) -> None:
+        self._bucket = bucket
+        self._holder = holder
+        self._revision = revision
+
+    async def keep(self) -> None:
+        """Renew until cancelled. Raises StateError `colony-exists` when another queen has taken over."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._renew()
+            except KeyWrongLastSequenceError:
+                raise StateError(
+                    Reason.COLONY_EXISTS,
+                    "another queen took this colony's lease",
+                    hint="one bus has one queen",
+                ) from None
+            except (nats.errors.Error, OSError) as error:
+                log.warning("the queen's lease is not renewed: %s", error or type(error).__name__)
+
+    async def _renew(self) -> None:
+        data = self._holder.encode()
+        try:
+            self._revision = await self._bucket.update(_QUEEN, data, last=self._revision)
+        except KeyWrongLastSequenceError:  # expired while the bus was away, unless somebody took it
+            self._revision = await self._bucket.create(_QUEEN, data)
+
+    async def release(self) -> None:
+        """Give the lease back so that another queen starts at once."""
+        try:
+            await self._bucket.delete(_QUEEN, last=self._revision)
+        except (nats.errors.Error, OSError) as error:
+            log.debug("the lease is left to expire: %s", error)
+
+
+def _key(forager: str) -> str:
+    return f"forager.{forager}"
