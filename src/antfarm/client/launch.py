@@ -1,0 +1,252 @@
+"""Start and stop the processes of one home, detached from this one.
+
+A daemon is told everything by its arguments and its home's files, none of it secret on a command
+line. It says that it is ready, or why it is not, as one JSON line on a pipe that we wait on.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from antfarm.client import state
+from antfarm.client.state import Process
+from antfarm.config import API_PORT, BUS_PORT, STOP_S, Home
+from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.messages import Failure, Message
+
+START_S = 30.0  # from spawning a daemon to its ready line
+API_KEY_VARIABLE = "ANTFARM_API_KEY"
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """A daemon's first words to who started it."""
+
+    process: Process
+
+
+@dataclass(frozen=True)
+class QueenOptions:
+    """How a queen is started. Ports: 0 takes any free one. `bus` names a NATS that runs already."""
+
+    listen: str = "127.0.0.1"
+    api_port: int = API_PORT
+    bus_port: int = BUS_PORT
+    bus: str = ""
+    bus_token: Path | None = None
+
+    def arguments(self) -> list[str]:
+        given = ["--listen", self.listen, "--api-port", str(self.api_port)]
+        if not self.bus:
+            return [*given, "--bus-port", str(self.bus_port)]
+        token = ["--bus-token", str(self.bus_token)] if self.bus_token else []
+        return [*given, "--bus", self.bus, *token]
+
+
+@dataclass(frozen=True)
+class ForagerOptions:
+    """How a forager is started. 0, empty: the forager decides for itself."""
+
+    name: str = ""
+    memory: int = 0  # bytes it may use for shards
+    threads: int = 0
+    cpus: tuple[int, ...] = ()  # to pin its shards to
+    listen: str = ""
+
+    def arguments(self) -> list[str]:
+        given = {
+            "--name": self.name,
+            "--memory": str(self.memory or ""),
+            "--threads": str(self.threads or ""),
+            "--cpus": ",".join(map(str, self.cpus)),
+            "--listen": self.listen,
+        }
+        return [word for option, value in given.items() if value for word in (option, value)]
+
+
+def divide_host(count: int, each: ForagerOptions | None = None) -> list[ForagerOptions]:
+    """Options for `count` foragers that share this host's cores and memory evenly.
+
+    What `each` sets stays; names get a number when there is more than one.
+    """
+    each = each or ForagerOptions()
+    stem = each.name or "forager"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shared = replace(
+        each,
+        threads=each.threads or max(1, cores // count),
+        memory=each.memory or psutil.virtual_memory().available * 8 // 10 // count,
+    )
+    return [replace(shared, name=f"{stem}-{number}") for number in range(1, count + 1)]
+
+
+def start_colony(home: Home, queen: QueenOptions, foragers: Sequence[ForagerOptions]) -> Process:
+    """Start a queen and foragers in `home`, and return the queen once all are ready.
+
+    Raises `StateError` `colony-exists`, or what kept a daemon from starting; then, and when
+    interrupted, nothing that was started stays.
+    """
+    with state.claim(home, "up"):
+        first = start_queen(home, queen)
+        try:
+            start_foragers(home, foragers)
+        except BaseException:
+            stop_processes([first.pid])
+            raise
+        return first
+
+
+def start_queen(home: Home, options: QueenOptions) -> Process:
+    """Start a queen and wait until it is ready."""
+    return _start(home, {"queen": ["queen", *options.arguments()]})[0]
+
+
+def start_foragers(home: Home, foragers: Iterable[ForagerOptions]) -> list[Process]:
+    """Start foragers of the colony that runs in `home`, side by side, and wait until all are ready."""
+    return _start(home, {f"forager-{o.name}": ["forager", *o.arguments()] for o in foragers})
+
+
+def stop_colony(home: Home) -> list[Process]:
+    """End everything that runs in `home`: foragers first, so that they can say goodbye, then the queen.
+
+    Returns what was ended. A process that does not end in time is killed, with its children.
+    """
+    ended = []
+    for role in ("up", "forager", "queen"):
+        found = [p for p in state.read(home).processes if p.role == role and p.pid != os.getpid()]
+        stop_processes(p.pid for p in found)
+        ended += found
+    return ended
+
+
+def stop_processes(pids: Iterable[int]) -> None:
+    """Ask these processes to end, wait, and kill those that do not end in time, with their children."""
+    asked = list(_existing(pids))
+    family = [child for process in asked for child in _children(process)]
+    for process in asked:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    psutil.wait_procs(asked, timeout=2 * STOP_S)
+    _, left = psutil.wait_procs([*asked, *family], timeout=1.0)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=STOP_S)
+
+
+def _existing(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _start(home: Home, commands: dict[str, list[str]]) -> list[Process]:
+    """Start daemons by log name and wait until all are ready; if one fails, none stays."""
+    daemons: list[_Daemon] = []
+    try:
+        for name, command in commands.items():
+            daemons.append(_Daemon.spawn(home, command, name))
+        return [daemon.wait_ready() for daemon in daemons]
+    except BaseException:
+        stop_processes(daemon.pid for daemon in daemons)
+        raise
+    finally:
+        for daemon in daemons:
+            os.close(daemon.ready)
+
+
+@dataclass(frozen=True)
+class _Daemon:
+    pid: int
+    ready: int  # the read end of its pipe
+    words: Path  # what it wrote to stdout and stderr, which is little
+
+    @classmethod
+    def spawn(cls, home: Home, command: list[str], name: str) -> _Daemon:
+        """Start `antc COMMAND` in a session of its own, reading nothing from the terminal."""
+        home.logs.mkdir(parents=True, exist_ok=True)
+        words = home.logs / f"{name}.out"
+        ready, told = os.pipe()
+        output = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-m", "antfarm", "--home", str(home.path), *command, "--ready-fd", "3"],
+                {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, output, 1),
+                    (os.POSIX_SPAWN_DUP2, output, 2),
+                    (os.POSIX_SPAWN_DUP2, told, 3),
+                ],
+                setsid=True,
+            )
+        finally:
+            os.close(output)
+            os.close(told)
+        return cls(pid, ready, words)
+
+    def wait_ready(self) -> Process:
+        """Wait for the ready line. Raises what the daemon says kept it, or `internal` with its last words."""
+        line = self._line()
+        if not line:
+            raise self._died()
+        told = msgspec.json.decode(line, type=Ready | Failure)
+        if isinstance(told, Failure):
+            raise told.error()
+        return told.process
+
+    def _line(self) -> bytes:
+        """Up to the first newline, or what there is when the daemon ends or its time is up."""
+        deadline = time.monotonic() + START_S
+        line = b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.ready], [], [], left)[0]:
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                raise StateError(
+                    Reason.TIMEOUT,
+                    f"a daemon was not ready within {START_S:g} s",
+                    hint=f"look into the logs in {self.words.parent}",
+                )
+            chunk = os.read(self.ready, 65536)
+            if not chunk:
+                return b""
+            line += chunk
+        return line
+
+    def _died(self) -> AntfarmError:
+        last = self.words.read_text(errors="replace").strip().splitlines()[-1:]
+        return StateError(
+            Reason.INTERNAL,
+            f"a daemon ended before it was ready: {' '.join(last) or 'it said nothing'}",
+            hint=f"look into {self.words} and the other logs there",
+        )
+
+
+def tell_ready(descriptor: int, told: Ready | Failure) -> bool:
+    """A daemon's side of the pipe. False: who started it has gone, and nobody knows of this daemon."""
+    try:
+        with os.fdopen(descriptor, "wb") as pipe:
+            pipe.write(msgspec.json.encode(told) + b"\n")
+    except BrokenPipeError:
+        return False
+    return True

@@ -1,0 +1,121 @@
+"""What runs in one home: `colony.json`, one entry a process, kept by the processes themselves.
+
+A process is known by its id and its start time together, so that another process that was later
+given the same id is never taken for ours. Entries of processes that have ended count for nothing;
+a killed process leaves no repair work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import psutil
+
+from antfarm.config import Home
+from antfarm.errors import Reason, StateError
+
+CLOCK_STEP_S = 10.0  # how far a start time may seem to move when the system's clock is set
+RIVALS = {"up": ("up", "queen"), "queen": ("queen",), "forager": ("forager",)}
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process of the colony on this host. `role`: up (starting a colony) | queen | forager."""
+
+    role: str
+    name: str
+    pid: int
+    started: float  # seconds since the epoch
+    api: str = ""  # a queen's URL
+    bus: str = ""  # URL
+    join: str = ""  # a queen's host:port for other hosts
+
+    def running(self) -> psutil.Process | None:
+        """The process, if it still lives."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < CLOCK_STEP_S
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+class ColonyState(msgspec.Struct, frozen=True):
+    processes: tuple[Process, ...] = ()
+
+    def queen(self) -> Process | None:
+        return next((p for p in self.processes if p.role == "queen"), None)
+
+    def bus(self) -> str:
+        """The bus that this home's processes use; empty when none runs."""
+        return next((p.bus for p in self.processes if p.bus), "")
+
+
+def read(home: Home) -> ColonyState:
+    """The living processes of this home. Raises `StateError` when the file is damaged."""
+    try:
+        state = msgspec.json.decode(home.state_file.read_bytes(), type=ColonyState)
+    except FileNotFoundError:
+        return ColonyState()
+    except msgspec.DecodeError as error:
+        raise StateError(
+            Reason.BAD_SETTING,
+            f"{home.state_file} can't be read: {error}",
+            hint="end the antfarm processes of this home and remove the file",
+        ) from error
+    return ColonyState(tuple(p for p in state.processes if p.running()))
+
+
+@contextmanager
+def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process], None]]:
+    """Be the one process of this role (and name) in the home while the block runs.
+
+    Yields a way to replace the entry, once addresses are known. Raises `StateError` `colony-exists`
+    when another process holds the role.
+    """
+    mine = Process(role, name, os.getpid(), psutil.Process().create_time())
+
+    def others() -> Iterable[Process]:
+        return (p for p in read(home).processes if (p.role, p.pid) != (role, mine.pid))
+
+    def announce(entry: Process) -> None:
+        with _locked(home):
+            _write(home, (*others(), msgspec.structs.replace(entry, pid=mine.pid, started=mine.started)))
+
+    with _locked(home):
+        for other in others():
+            if other.role in RIVALS[role] and other.name == name:
+                raise _taken(home, other)
+        _write(home, (*others(), mine))
+    try:
+        yield announce
+    finally:
+        with _locked(home):
+            _write(home, others())
+
+
+def _taken(home: Home, other: Process) -> StateError:
+    who = f"{other.role} {other.name}".strip()
+    return StateError(
+        Reason.COLONY_EXISTS,
+        f"{who} runs in {home.path} already, as process {other.pid}",
+        hint="use it, end it with `antc down`, or choose another --home (a forager: another --name)",
+    )
+
+
+@contextmanager
+def _locked(home: Home) -> Iterator[None]:
+    home.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with home.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(home: Home, processes: Iterable[Process]) -> None:
+    """Replace the state in one step, so that a reader never sees half of it."""
+    fresh = home.state_file.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(ColonyState(tuple(processes)))))
+    fresh.replace(home.state_file)
