@@ -31,6 +31,7 @@ class Process(msgspec.Struct, frozen=True):
     started: float  # seconds since the epoch
     api: str = ""  # a queen's URL
     bus: str = ""  # URL
+    bus_token: str = ""  # the file with its token, when it is not the colony's own bus
     join: str = ""  # a queen's host:port for other hosts
 
     def running(self) -> psutil.Process | None:
@@ -49,9 +50,9 @@ class ColonyState(msgspec.Struct, frozen=True):
     def queen(self) -> Process | None:
         return next((p for p in self.processes if p.role == "queen"), None)
 
-    def bus(self) -> str:
-        """The bus that this home's processes use; empty when none runs."""
-        return next((p.bus for p in self.processes if p.bus), "")
+    def on_bus(self) -> Process | None:
+        """Any process that knows where the bus is."""
+        return next((p for p in self.processes if p.bus), None)
 
 
 def read(home: Home) -> ColonyState:

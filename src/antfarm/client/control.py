@@ -1,0 +1,116 @@
+"""An operator's connection to a colony, over the bus: what `antc load`, `ps`, `nodes` and `ops` use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from antfarm.bus import Bus, OpsLog, Registry
+from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
+from antfarm.client import state
+from antfarm.config import LOAD_S, Home
+from antfarm.errors import Reason, StateError
+from antfarm.messages import (
+    Failure,
+    ForagerFacts,
+    ListModels,
+    LoadModel,
+    ModelStatus,
+    OpsEvent,
+    UnloadModel,
+)
+from antfarm.secret import Secret
+
+WATCH_S = 0.2  # between looks at a loading model
+
+
+class Control:
+    """Requests to the queen and looks at the registry; made with `Control.connect`, ended with `close`.
+
+    Every call raises `BusError` when the bus fails, and the queen's own error when she refuses.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    @classmethod
+    async def connect(cls, home: Home) -> Self:
+        """Connect to the bus that this home's queen or foragers use. Raises `StateError` `colony-down`."""
+        member = state.read(home).on_bus()
+        if member is None:
+            raise no_colony(home)
+        return cls(await Bus.connect(member.bus, bus_token(home, member.bus_token), "operator"))
+
+    async def close(self) -> None:
+        await self._bus.close()
+
+    async def load(self, wanted: LoadModel) -> ModelStatus:
+        """Ask for a model, or with `reshard` for another split of it. It is loading when this returns."""
+        return await self._bus.request(QUEEN_LOAD, wanted, within=LOAD_S)
+
+    async def unload(self, model: str) -> None:
+        await self._bus.request(QUEEN_UNLOAD, UnloadModel(model))
+
+    async def models(self) -> tuple[ModelStatus, ...]:
+        return (await self._bus.request(QUEEN_MODELS, ListModels())).models
+
+    async def watch(self, model: str, within: float = LOAD_S) -> AsyncIterator[ModelStatus]:
+        """What becomes of a loading model, look by look, up to and including `ready`.
+
+        Raises the model's own failure when it does not come to that, and `timeout`.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + within
+        while clock() < deadline:
+            status = next((m for m in await self.models() if m.model == model), None)
+            if status is None:
+                raise StateError(Reason.MODEL_RETIRED, f"{model} was unloaded while it was loading")
+            if status.state in ("failed", "unavailable", "retired"):
+                raise (status.failure or Failure(Reason.SHARD_FAILED, f"{model} is {status.state}")).error()
+            yield status
+            if status.state == "ready":
+                return
+            await asyncio.sleep(WATCH_S)
+        raise StateError(Reason.TIMEOUT, f"{model} was not ready within {within:g} s", seconds=within)
+
+    async def nodes(self) -> list[ForagerFacts]:
+        """The Worker Node Registry."""
+        return await (await Registry.open(self._bus)).snapshot()
+
+    async def ops(self, n: int) -> list[OpsEvent]:
+        """The last `n` events, oldest first."""
+        return await (await OpsLog.open(self._bus)).recent(n)
+
+    async def ops_counts(self) -> dict[str, int]:
+        return await (await OpsLog.open(self._bus)).counts()
+
+    async def follow_ops(self, n: int) -> AsyncIterator[OpsEvent]:
+        """The last `n` events, then new ones as they come."""
+        async for event in (await OpsLog.open(self._bus)).follow(n):
+            yield event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def no_colony(home: Home) -> StateError:
+    return StateError(
+        Reason.COLONY_DOWN,
+        f"no colony runs in {home.path}",
+        hint="start one with `antc up`, or name another home with --home",
+    )
+
+
+def bus_token(home: Home, token_file: str) -> str:
+    """What the bus asks of us: the content of `token_file` for a NATS of your own, else the colony's."""
+    if token_file:
+        return Path(token_file).read_text().strip()
+    return Secret.load_or_create(home.secret_file).bus_token()
