@@ -1,0 +1,261 @@
+"""Tasks: from a request to the events of its answer, whatever happens to the lead or the client meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from antfarm.bus import Bus, Subscription
+from antfarm.bus.subjects import FORAGER_ASSIGN, FORAGER_CANCEL, TASK_EVENTS
+from antfarm.colony.events import Route
+from antfarm.errors import AntfarmError, Reason
+from antfarm.messages import (
+    ChatMessage,
+    Failure,
+    TaskAccepted,
+    TaskAssign,
+    TaskCancel,
+    TaskEvent,
+    TaskFinished,
+    TaskTokens,
+)
+from antfarm.types import Sampling
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 60.0  # that a lead with tasks may say nothing
+SLOWEST_PREFILL_S = 0.5  # more silence for each prompt token that a lead has yet to read
+BUFFER = 4096  # events that a client may leave unread
+DRAIN_S = 30.0  # that a replica's tasks have to finish before it is stopped
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """What a client asks of a model: exactly one of `messages`, `text` and `tokens` is set."""
+
+    model: str
+    sampling: Sampling = Sampling()
+    messages: tuple[ChatMessage, ...] | None = None
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    deadline: float | None = None  # seconds for the whole task; None sets no bound
+
+
+@dataclass(eq=False)
+class _Task:
+    """One task underway: what has arrived for its client, and how far its answer is."""
+
+    id: str
+    lead: _Lead
+    inbox: asyncio.Queue[TaskEvent] = field(default_factory=asyncio.Queue)
+    tokens: int = 0  # of the answer, so far
+    unread: int = 0  # prompt tokens that the lead has yet to read
+    sealed: bool = False  # its last event is in the inbox
+    running: bool = True  # the lead still works on it, as far as we know
+
+    def receive(self, event: TaskEvent) -> None:
+        """Check that nothing was lost or doubled, and keep for the client."""
+        if isinstance(event, TaskFinished):
+            self.running = False
+        if self.sealed:
+            return
+        if isinstance(event, TaskAccepted):
+            self.unread = event.prompt_tokens
+        elif event.index != self.tokens and not (isinstance(event, TaskFinished) and event.failure):
+            self.end(_broken(f"its tokens jump from {self.tokens} to {event.index}"))
+            return
+        elif isinstance(event, TaskTokens):
+            self.tokens += event.count
+            self.unread = 0
+        if self.inbox.qsize() >= BUFFER:
+            self.end(_broken(f"its client left {BUFFER} events unread"))
+            return
+        self.sealed = isinstance(event, TaskFinished)
+        self.inbox.put_nowait(event)
+
+    def end(self, failure: Failure) -> None:
+        """End it from this side."""
+        if not self.sealed:
+            self.sealed = True
+            self.inbox.put_nowait(TaskFinished(self.id, self.tokens, "error", failure=failure))
+
+
+@dataclass(eq=False)
+class _Lead:
+    """One replica's lead: the tasks that it has, and when it was last heard of."""
+
+    route: Route
+    heard: float
+    tasks: set[_Task] = field(default_factory=set)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def silent_at(self) -> float:
+        """When its silence becomes a failure. A lead says nothing while it reads prompts."""
+        return self.heard + SILENCE_S + SLOWEST_PREFILL_S * sum(task.unread for task in self.tasks)
+
+
+class Tasks:
+    """All tasks underway. `route` names the lead for a model, or raises why there is none."""
+
+    def __init__(self, bus: Bus, route: Callable[[str], Route]) -> None:
+        self._bus = bus
+        self._route = route
+        self._tasks: dict[str, _Task] = {}
+        self._leads: dict[tuple[str, int], _Lead] = {}
+        self._cancels: set[asyncio.Task[None]] = set()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen for the leads' events."""
+        events = await self._bus.subscribe(TASK_EVENTS)
+        self._reader = asyncio.create_task(self._read(events))
+
+    async def close(self) -> None:
+        """End every task."""
+        for lead in list(self._leads.values()):
+            self.fail(lead.route.replica, lead.route.epoch, _closing())
+        if self._reader:
+            self._reader.cancel()
+        await asyncio.gather(*self._cancels, return_exceptions=True)
+
+    async def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
+        """The events of a task, the last of them `TaskFinished`.
+
+        What goes wrong before the first event is raised: `model-unknown`, `model-loading`,
+        `shard-missing`, `model-retired`, `context-overflow`, `forager-lost`, ...; later it is the
+        `failure` of the `TaskFinished`. Closing the iterator early cancels the task at the lead.
+        """
+        began = _now()
+        task = self._open(self._route(request.model))
+        try:
+            await self._assign(task, request)
+            event = await self._next(task, began, request.deadline)
+            if isinstance(event, TaskFinished) and event.failure:
+                raise event.failure.error()
+            yield event
+            while not isinstance(event, TaskFinished):
+                event = await self._next(task, began, request.deadline)
+                yield event
+        finally:
+            self._close(task)
+
+    def fail(self, replica: str, epoch: int, failure: Failure) -> None:
+        """End all tasks of a replica that is no more."""
+        lead = self._leads.get((replica, epoch))
+        for task in lead.tasks if lead else ():
+            task.running = False
+            task.end(failure)
+
+    async def drain(self, replica: str, epoch: int) -> None:
+        """Return when no task runs on the replica: they have `DRAIN_S` to finish, then they are ended."""
+        lead = self._leads.get((replica, epoch))
+        if lead is None:
+            return
+        try:
+            await asyncio.wait_for(lead.idle.wait(), DRAIN_S)
+        except TimeoutError:
+            self.fail(replica, epoch, _retired(lead.route.model))
+
+    # ---- one task
+
+    def _open(self, route: Route) -> _Task:
+        key = (route.replica, route.epoch)
+        lead = self._leads.get(key)
+        if lead is None:
+            lead = self._leads[key] = _Lead(route, _now())
+        if not lead.tasks:
+            lead.heard = _now()
+        task = _Task(uuid.uuid4().hex, lead)
+        lead.tasks.add(task)
+        self._tasks[task.id] = task
+        return task
+
+    async def _assign(self, task: _Task, request: TaskRequest) -> None:
+        route = task.lead.route
+        message = TaskAssign(
+            task.id,
+            route.replica,
+            route.epoch,
+            request.sampling,
+            messages=request.messages,
+            text=request.text,
+            tokens=request.tokens,
+        )
+        await self._bus.request(FORAGER_ASSIGN.of(route.forager), message)
+
+    async def _next(self, task: _Task, began: float, deadline: float | None) -> TaskEvent:
+        """The task's next event; made here when the lead has been silent too long, or time is up."""
+        while task.inbox.empty():
+            limit = task.lead.silent_at
+            if deadline is not None:
+                limit = min(limit, began + deadline)
+            try:
+                async with asyncio.timeout_at(limit):
+                    return await task.inbox.get()
+            except TimeoutError:
+                if deadline is not None and _now() >= began + deadline:
+                    task.end(_late(deadline))
+                elif _now() >= task.lead.silent_at:
+                    task.end(_silent(task.lead.route))
+        return task.inbox.get_nowait()
+
+    def _close(self, task: _Task) -> None:
+        del self._tasks[task.id]
+        lead = task.lead
+        lead.tasks.discard(task)
+        if not lead.tasks:
+            lead.idle.set()
+            self._leads.pop((lead.route.replica, lead.route.epoch), None)
+        if task.running:
+            cancel = asyncio.get_running_loop().create_task(self._cancel(task))
+            self._cancels.add(cancel)
+            cancel.add_done_callback(self._cancels.discard)
+
+    async def _cancel(self, task: _Task) -> None:
+        route = task.lead.route
+        try:
+            await self._bus.request(FORAGER_CANCEL.of(route.forager), TaskCancel(task.id, route.replica))
+        except AntfarmError as error:
+            log.warning("task %s was not cancelled at %s: %s", task.id, route.forager, error)
+
+    async def _read(self, events: Subscription[TaskEvent]) -> None:
+        async for event in events:
+            task = self._tasks.get(event.task)
+            if task:  # else its client has left
+                task.lead.heard = _now()
+                task.receive(event)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _broken(why: str) -> Failure:
+    log.error("a task was ended: %s", why)
+    return Failure(Reason.INTERNAL, f"the task was ended: {why}", "send the request again")
+
+
+def _late(deadline: float) -> Failure:
+    return Failure(Reason.TIMEOUT, f"the task took longer than {deadline:g} s", "ask for fewer tokens")
+
+
+def _silent(route: Route) -> Failure:
+    return Failure(
+        Reason.TIMEOUT,
+        f"the lead of {route.replica} on {route.forager} has said nothing for {SILENCE_S:g} s",
+        "`antc ps` shows its state; send the request again",
+    )
+
+
+def _retired(model: str) -> Failure:
+    return Failure(
+        Reason.MODEL_RETIRED, f"{model} was replaced while this task ran", "send the request again"
+    )
+
+
+def _closing() -> Failure:
+    return Failure(Reason.COLONY_DOWN, "the queen is ending", "send the request again once it is back")
