@@ -37,7 +37,7 @@ class TaskRequest:
     """What a client asks of a model: exactly one of `messages`, `text` and `tokens` is set."""
 
     model: str
-    sampling: Sampling = Sampling()
+    sampling: Sampling
     messages: tuple[ChatMessage, ...] | None = None
     text: str | None = None
     tokens: tuple[int, ...] | None = None
