@@ -13,7 +13,7 @@ from antfarm.shard.sampler import log_softmax
 from antfarm.shard.stops import StopStrings
 from antfarm.types import Sampling
 
-Finish = Literal["stop", "length", "cancelled"]
+Finish = Literal["stop", "length", "cancelled", "error"]
 
 if TYPE_CHECKING:  # followers import no tokenizer
     from antfarm.model.tokenizer import Tokenizer
@@ -73,8 +73,12 @@ class Answer:
         return self._event()
 
     def cut(self) -> TaskTokens | None:
-        """End a cancelled answer: the event with what was held back."""
-        self._end("cancelled")
+        """End the answer here and now: the event with what was held back, if anything was.
+
+        A character that is not whole yet is left out.
+        """
+        self._text += self._stops.flush()
+        self.finish = "cancelled"
         return self._event()
 
     def _end(self, finish: Finish) -> None:

@@ -17,7 +17,7 @@ WAITING = 256  # sequences without a slot; beyond it a task is refused at once
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch, its tokens [rows], and the sequence that each output row belongs to."""
+    """A batch, its tokens [rows], and the sequences in it: of a decode one for each row, of a chunk one."""
 
     batch: Batch
     tokens: NDArray[np.int32]
@@ -90,7 +90,7 @@ def _prefill(sequence: Sequence, chunk: int) -> Step:
         positions=np.arange(start, start + rows, dtype=np.int32),
         outputs=np.array(outputs, np.int32),
     )
-    return Step(batch, tokens, (sequence,) if outputs else ())
+    return Step(batch, tokens, (sequence,))
 
 
 def _decode(sequences: list[Sequence]) -> Step:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,26 +12,40 @@ from antfarm.shard.answer import Answer
 from antfarm.shard.sampler import Sampler
 
 
-@dataclass
 class Clock:
     """Seconds of `time.perf_counter`, and what crossed the lead's links while decoding."""
 
-    assigned: float
-    started: float = 0.0  # first prefill step
-    first: float = 0.0  # first token
-    last: float = 0.0
-    wire_bytes: int = 0
-    waited: float = 0.0
+    def __init__(self, now: float) -> None:
+        self._assigned = self._started = self._first = self._last = now
+        self._begun = self._answering = False
+        self._wire_bytes = 0
+        self._waited = 0.0
+
+    def step(self, began: float, wire_bytes: int, waited: float) -> None:
+        """A step that had rows of this sequence, which started at `began`."""
+        if not self._begun:
+            self._begun = True
+            self._started = self._first = self._last = began
+        if self._answering:
+            self._wire_bytes += wire_bytes
+            self._waited += waited
+
+    def token(self, now: float) -> None:
+        """A token was sampled."""
+        self._last = now
+        if not self._answering:
+            self._answering = True
+            self._first = now
 
     def timings(self, prompt: int, completion: int) -> Timings:
         return Timings(
-            queued=self.started - self.assigned,
-            prefill=self.first - self.started,
-            decode=self.last - self.first,
+            queued=self._started - self._assigned,
+            prefill=self._first - self._started,
+            decode=self._last - self._first,
             prompt_tokens=prompt,
             completion_tokens=completion,
-            wire_bytes=self.wire_bytes,
-            waited=self.waited,
+            wire_bytes=self._wire_bytes,
+            waited=self._waited,
         )
 
 
@@ -47,7 +61,7 @@ class Sequence:
     clock: Clock
     slot: int = -1  # none yet
     filled: int = 0
-    last: int = field(default=-1)  # the token sampled last; none yet
+    last: int = -1  # the token sampled last; none yet
 
     @property
     def prefilling(self) -> bool:

@@ -1,0 +1,56 @@
+"""One step through all shards, seen from the lead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antfarm.batch import Batch
+from antfarm.engine import Engine
+from antfarm.link.mesh import Mesh
+
+Rows = NDArray[np.float32]
+Reduce = Callable[[Rows, Rows], None]
+
+
+class Traffic(NamedTuple):
+    """What the lead's links have carried since they stand."""
+
+    bytes: int  # sent and received
+    waited: float  # seconds that the lead waited for peers
+
+
+class Pipeline:
+    """Steps go in with `submit` and come out of `collect` in the same order; several may be under way."""
+
+    def __init__(self, engine: Engine, mesh: Mesh, reduce: Reduce | None) -> None:
+        """`reduce` sums over the ranks of the lead's stage; None when the lead is its only rank."""
+        self._engine = engine
+        self._mesh = mesh
+        self._reduce = reduce
+
+    def submit(self, batch: Batch, tokens: NDArray[np.int32]) -> None:
+        """Send a step off, after the lead's own share of it. Raises `LinkError`."""
+        rows = self._engine.embed(tokens)
+        step = self._mesh.start_step(batch, rows)
+        self._mesh.pass_on(step, self._engine.forward(batch, rows, self._reduce))
+
+    def collect(self) -> Rows:
+        """Logits [outputs, V] of the oldest step under way, valid until the next call. Raises `LinkError`."""
+        return self._engine.logits(self._mesh.receive_result().rows)
+
+    def run(self, batch: Batch, tokens: NDArray[np.int32]) -> Rows:
+        """One step from end to end."""
+        self.submit(batch, tokens)
+        return self.collect()
+
+    def traffic(self) -> Traffic:
+        mesh = self._mesh
+        return Traffic(mesh.bytes_sent + mesh.bytes_received, mesh.seconds_waited)
+
+    def check(self) -> None:
+        """Raise `LinkError` when a peer is known to be gone; never waits."""
+        self._mesh.check()
