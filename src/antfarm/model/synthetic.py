@@ -19,16 +19,12 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from antfarm.model.bytelevel import BYTE_TO_CHAR
+from antfarm.model.template import CHATML
 
 _POOL = 4096  # blocks
 _GROUP = 32  # values in a "block" of the types that have none
 _CHUNK = 1 << 24  # bytes gathered at a time
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _MERGES = (
     "Ġ t", "h e", "Ġt he", "i n", "e r", "a n", "o n", "Ġ a", "r e", "Ġ w", "o u", "Ġ s",

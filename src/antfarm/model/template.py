@@ -1,0 +1,115 @@
+"""Chat messages to a prompt, by the model's own Jinja template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from antfarm.errors import ModelError, Reason, RequestError
+from antfarm.messages import ChatMessage
+from antfarm.model.gguf import GgufFile
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PLAIN = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class _Refused(Exception):
+    """A template's own `raise_exception`: these messages do not fit the model."""
+
+
+class ChatTemplate:
+    """A compiled template. It runs sandboxed: it came with the model, from wherever that came."""
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        """Raises `bad-chat-template` when it does not compile."""
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise _bad(error) from None
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> ChatTemplate:
+        """The file's template; without one, ChatML where the vocabulary knows it, else `role: text` lines."""
+        metadata = file.metadata
+        tokens = metadata.get("tokenizer.ggml.tokens", [])
+        source = metadata.get("tokenizer.chat_template")
+        if not isinstance(source, str) or not source.strip():
+            source = CHATML if "<|im_start|>" in tokens else PLAIN
+        return cls(
+            source,
+            bos_token=_token(metadata, tokens, "bos"),
+            eos_token=_token(metadata, tokens, "eos"),
+        )
+
+    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+        """The prompt's text, with control tokens by name.
+
+        Raises `invalid-request` when there are no messages or the template refuses them (roles that
+        must alternate), and `bad-chat-template` when the template itself fails.
+        """
+        if not messages:
+            raise _refused("there are no messages")
+        dialog = [{"role": each.role, "content": each.content} for each in messages]
+        try:
+            return self._template.render(
+                messages=dialog, add_generation_prompt=add_generation_prompt, **self._tokens
+            )
+        except _Refused as error:
+            raise _refused(f"the model's chat template says: {error}") from None
+        except Exception as error:  # noqa: BLE001 - a template is a foreign program: it may raise anything
+            raise _bad(error) from None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The dialect that model authors write for (as `transformers` sets it up)."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    """Unlike Jinja's own filter, for text and not for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+def _token(metadata: Mapping[str, Any], tokens: Sequence[str], name: str) -> str:
+    index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else ""
+
+
+def _refused(why: str) -> RequestError:
+    return RequestError(Reason.INVALID_REQUEST, why, hint="change the messages")
+
+
+def _bad(error: Exception) -> ModelError:
+    return ModelError(
+        Reason.BAD_CHAT_TEMPLATE,
+        f"the model's chat template fails: {type(error).__name__}: {error}",
+        hint="use the completions API, or a model file with a working template",
+    )
