@@ -1,0 +1,137 @@
+"""Every failure as OpenAI shapes it, with our reason as `code`. The one table of HTTP statuses is here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from antfarm.errors import AntfarmError, Reason, RequestError
+from antfarm.queen.api.response import ErrorBody, ErrorDetail
+
+log = logging.getLogger(__name__)
+
+STATUS: dict[Reason, int] = {
+    Reason.INVALID_REQUEST: 400,
+    Reason.CONTEXT_OVERFLOW: 400,
+    Reason.BAD_CHAT_TEMPLATE: 400,
+    Reason.UNAUTHORIZED: 401,
+    Reason.MODEL_UNKNOWN: 404,
+    Reason.MODEL_RETIRED: 404,
+    Reason.QUEUE_FULL: 429,
+    Reason.MODEL_LOADING: 503,
+    Reason.SHARD_MISSING: 503,
+    Reason.SHARD_FAILED: 503,
+    Reason.FORAGER_LOST: 503,
+    Reason.NO_CAPACITY: 503,
+    Reason.LINK_REFUSED: 503,
+    Reason.LINK_LOST: 503,
+    Reason.LINK_TIMEOUT: 503,
+    Reason.LINK_GARBAGE: 503,
+    Reason.BUS_UNREACHABLE: 503,
+    Reason.BUS_FULL: 503,
+    Reason.COLONY_DOWN: 503,
+    Reason.CANCELLED: 503,
+    Reason.TIMEOUT: 504,
+}
+"""A reason that is not listed is our own fault: 500."""
+
+RETRY_AFTER_S: dict[Reason, int] = {
+    Reason.QUEUE_FULL: 1,
+    Reason.MODEL_LOADING: 2,
+    Reason.BUS_UNREACHABLE: 2,
+    Reason.SHARD_MISSING: 5,
+    Reason.SHARD_FAILED: 5,
+    Reason.FORAGER_LOST: 5,
+}
+
+TYPES: dict[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+INTERNAL = AntfarmError(Reason.INTERNAL, "the server failed", hint="`antc ops` and the queen's log say more")
+
+
+def status_of(error: AntfarmError) -> int:
+    return STATUS.get(error.reason, 500)
+
+
+def error_body(error: AntfarmError) -> ErrorBody:
+    """OpenAI's shape. `param` names the wrong field when the error's numbers do."""
+    param = error.numbers.get("param")
+    return ErrorBody(
+        error=ErrorDetail(
+            message=f"{error.message} ({error.hint})" if error.hint else error.message,
+            type=_type(status_of(error)),
+            param=None if param is None else str(param),
+            code=error.reason,
+        )
+    )
+
+
+def error_response(error: AntfarmError) -> JSONResponse:
+    headers = {"Retry-After": str(RETRY_AFTER_S[error.reason])} if error.reason in RETRY_AFTER_S else {}
+    if error.reason is Reason.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error_body(error).model_dump(), status_of(error), headers)
+
+
+def wrong_field(error: RequestValidationError) -> RequestError:
+    """The first complaint about a body, as a sentence that begins with the field's name."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return RequestError(Reason.INVALID_REQUEST, f"the body is not JSON: {first['ctx']['error']}")
+    if isinstance(error.body, bytes):
+        return RequestError(
+            Reason.INVALID_REQUEST, "the body is not JSON", hint="send it with Content-Type: application/json"
+        )
+    param = _path(first["loc"])
+    message = str(first["ctx"]["error"]) if first["type"] == "value_error" else str(first["msg"])
+    if not param:
+        return RequestError(Reason.INVALID_REQUEST, f"the body: {message}")
+    return RequestError(Reason.INVALID_REQUEST, f"{param}: {message}", param=param)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure in OpenAI's shape; no traceback ever reaches a client."""
+
+    @app.exception_handler(AntfarmError)
+    async def expected(_: Request, error: AntfarmError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(wrong_field(error))
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        detail = ErrorDetail(
+            message=str(error.detail), type=_type(error.status_code), code=Reason.INVALID_REQUEST
+        )
+        return JSONResponse(
+            ErrorBody(error=detail).model_dump(), error.status_code, dict(error.headers or {})
+        )
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        return error_response(INTERNAL)
+
+
+def _type(status: int) -> str:
+    return TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def _path(loc: Sequence[Any]) -> str:
+    """`("body", "messages", 0, "content")` is `messages[0].content`."""
+    out = ""
+    for step in loc[1:]:
+        out += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return out.removeprefix(".")
