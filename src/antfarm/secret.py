@@ -42,10 +42,7 @@ class Secret:
 
     def save(self, path: Path) -> None:
         """Write to `path`, readable by its owner alone."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(self._text + "\n")
+        write_private(path, self._text)
 
     def reveal(self) -> str:
         """The text itself: for the join line that a person is shown, and a shard's stdin."""
@@ -64,3 +61,13 @@ class Secret:
 
     def __repr__(self) -> str:
         return "Secret(...)"
+
+
+def write_private(path: Path, text: str) -> None:
+    """One line of text in a file of mode 0600, whatever was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text + "\n")
+    fresh.replace(path)

@@ -1,0 +1,139 @@
+"""Talking to a model over the OpenAI API: `antc ask`, `antc chat`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from antfarm.cli.options import Json
+from antfarm.cli.output import document, note
+from antfarm.cli.session import home_of
+
+if TYPE_CHECKING:
+    from antfarm.client.answers import Answers
+
+app = typer.Typer()
+
+Model = Annotated[
+    str,
+    typer.Option("-m", "--model", show_default=False, help="Which one.  [default: the one that is loaded]"),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, show_default=False, help="At most so many.  [default: no limit]")
+]
+Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")]
+Seed = Annotated[int | None, typer.Option(show_default=False, help="The same seed gives the same text.")]
+System = Annotated[str, typer.Option(show_default=False, help="A system message to begin with.")]
+
+
+@app.command()
+def ask(
+    context: typer.Context,
+    question: Annotated[str, typer.Argument(help='The question; "-" reads it from stdin.')],
+    model: Model = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.7,
+    seed: Seed = None,
+    system: System = "",
+    as_json: Json = False,
+) -> None:
+    """Ask one question.
+
+    The answer streams to stdout; its rate goes to stderr.
+    """
+    from antfarm.client.answers import Answers
+
+    text = sys.stdin.read() if question == "-" else question
+    body = _settings(model, max_tokens, temperature, seed) | {"messages": [*_opening(system), _user(text)]}
+    with Answers.of(home_of(context)) as api:
+        if as_json:
+            document(api.whole(body))
+        else:
+            _answer(api, body)
+
+
+@app.command()
+def chat(
+    context: typer.Context,
+    model: Model = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.7,
+    seed: Seed = None,
+    system: System = "",
+) -> None:
+    """Hold a conversation.
+
+    Ctrl-C stops an answer, /reset forgets what was said, Ctrl-D leaves.
+    """
+    from antfarm.client.answers import Answers
+
+    settings = _settings(model, max_tokens, temperature, seed)
+    history = _opening(system)
+    with Answers.of(home_of(context)) as api:
+        note("Ctrl-C stops an answer, /reset forgets what was said, Ctrl-D leaves")
+        while (line := _read_line()) is not None:
+            if line == "/reset":
+                history = _opening(system)
+                note("forgotten")
+            elif line:
+                history.append(_user(line))
+                answer = _answer(api, settings | {"messages": history}, stoppable=True)
+                history.append({"role": "assistant", "content": answer})
+
+
+def _answer(api: Answers, body: dict[str, Any], *, stoppable: bool = False) -> str:
+    """Print an answer as it comes and its summary; returns the text. `stoppable`: Ctrl-C ends it, not us."""
+    text = ""
+    last: dict[str, Any] = {}
+    try:
+        with closing(api.stream(body)) as chunks:
+            for last in chunks:
+                for choice in last["choices"]:
+                    piece = choice["delta"].get("content") or ""
+                    text += piece
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not stoppable:
+            raise
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    note(_summary(last))
+    return text
+
+
+def _summary(chunk: dict[str, Any]) -> str:
+    usage, timings = chunk.get("usage"), chunk.get("timings")
+    if not usage or not timings:
+        return "(stopped)"
+    return (
+        f"({usage['completion_tokens']} tokens, {timings['answer_tokens_per_second']:.1f} tokens/s; "
+        f"prompt {usage['prompt_tokens']} tokens, {timings['prompt_tokens_per_second']:.1f} tokens/s)"
+    )
+
+
+def _read_line() -> str | None:
+    """One line from the person; None when they leave. Ctrl-C at the prompt leaves, too."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - gives input() its editing and history
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _settings(model: str, max_tokens: int | None, temperature: float, seed: int | None) -> dict[str, Any]:
+    given = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    return {name: value for name, value in given.items() if value not in (None, "")}
+
+
+def _opening(system: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}

@@ -1,0 +1,77 @@
+"""The daemons: `antc queen`, `antc forager`. `antc up` runs these same commands in the background."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from antfarm.cli.options import ApiKey, ApiPort, BusPort, Listen, Memory, parse_numbers, parse_size
+from antfarm.cli.session import home_of
+from antfarm.config import API_PORT, BUS_PORT
+
+app = typer.Typer()
+
+ReadyFd = Annotated[int, typer.Option(hidden=True)]
+
+
+@app.command()
+def queen(
+    context: typer.Context,
+    listen: Listen = "127.0.0.1",
+    api_port: ApiPort = API_PORT,
+    bus_port: BusPort = BUS_PORT,
+    bus: Annotated[str, typer.Option(metavar="URL", help="A NATS with JetStream that runs already.")] = "",
+    bus_token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds the token of that NATS.")
+    ] = None,
+    api_key: ApiKey = "",
+    ready_fd: ReadyFd = -1,
+) -> None:
+    """Run a colony's coordinator.
+
+    The bus, the registry, the OpenAI API. Ctrl-C ends it.
+    """
+    from antfarm.cli.joining import hide_key
+    from antfarm.cli.serve import run_daemon
+    from antfarm.cli.serve_queen import serve_queen
+    from antfarm.client.launch import QueenOptions
+
+    home = home_of(context)
+    hide_key(home, api_key)
+    options = QueenOptions(listen, api_port, bus_port, bus, bus_token.absolute() if bus_token else None)
+    run_daemon(home, "queen", "", ready_fd, lambda daemon: serve_queen(daemon, options))
+
+
+@app.command()
+def forager(
+    context: typer.Context,
+    join: Annotated[
+        str, typer.Option(metavar="LINE", help='antfarm://HOST:PORT/SECRET, or "-" to read it from stdin.')
+    ] = "",
+    name: Annotated[str, typer.Option(help="Its name in the colony.  [default: this host's]")] = "",
+    memory: Memory = "",
+    threads: Annotated[int, typer.Option(min=0, help="Of a shard; 0: one per core.", show_default=False)] = 0,
+    cpus: Annotated[str, typer.Option(metavar="0,1,..", help="Cores to pin shards to.")] = "",
+    listen: Annotated[
+        str, typer.Option(help="Address for other shards.  [default: the one that routes to the queen]")
+    ] = "",
+    bus_token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds the token of a NATS of your own.")
+    ] = None,
+    ready_fd: ReadyFd = -1,
+) -> None:
+    """Run this host's worker, which holds shards.
+
+    Without --join, it joins the colony that runs in this home.
+    """
+    from antfarm.cli.joining import take_invitation
+    from antfarm.cli.serve import run_daemon
+    from antfarm.cli.serve_forager import serve_forager
+    from antfarm.client.launch import ForagerOptions
+
+    home = home_of(context)
+    invitation = take_invitation(home, join) if join else None
+    options = ForagerOptions(name, parse_size(memory), threads, parse_numbers(cpus), listen)
+    run_daemon(home, "forager", name, ready_fd, lambda daemon: serve_forager(daemon, options, invitation))

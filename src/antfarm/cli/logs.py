@@ -1,0 +1,24 @@
+"""Where a daemon's log goes: a bounded file in the home when detached, the terminal in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+from pathlib import Path
+
+LOG_BYTES = 4 << 20
+KEPT = 2  # older files
+
+
+def log_to(path: Path | None) -> None:
+    """Log to a file that is rotated before it grows large, or to stderr."""
+    handler: logging.Handler
+    if path is None:
+        handler = logging.StreamHandler(sys.stderr)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=KEPT)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)

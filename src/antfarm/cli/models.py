@@ -1,0 +1,153 @@
+"""Models: on this disk (`antc pull`, `models`) and in the colony (`load`, `unload`, `shard`, `ps`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from antfarm.cli.options import (
+    Json,
+    Mode,
+    Name,
+    Ref,
+    Shares,
+    Split,
+    Stages,
+    absolute_ref,
+    parse_shares,
+    parse_wire,
+)
+from antfarm.cli.output import document, note, say, size, table
+from antfarm.cli.session import home_of, with_control
+
+if TYPE_CHECKING:
+    from antfarm.client.control import Control
+    from antfarm.config import Home
+    from antfarm.messages import LoadModel, ModelStatus
+
+app = typer.Typer()
+
+
+@app.command()
+def pull(context: typer.Context, model: Ref) -> None:
+    """Fetch a model to this host.
+
+    Its checksum is verified; an interrupted download goes on where it stopped.
+    """
+    say(str(pull_and_show(home_of(context), model)))
+
+
+@app.command()
+def load(
+    context: typer.Context,
+    model: Ref,
+    name: Annotated[str, typer.Option(help="Serve it under this name.  [default: the catalog's]")] = "",
+    split: Split = 0,
+    mode: Mode = "auto",
+    stages: Stages = 0,
+    shares: Shares = "",
+    context_length: Annotated[int, typer.Option("--context", min=0, help="Tokens per slot; 0: its own.")] = 0,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences held in memory at once.")] = 1,
+    wire: Annotated[str, typer.Option(help="Numbers between shards: f32, f16 or q8.")] = "f32",
+    backend: Annotated[str, typer.Option(help="The ggml device to compute on.")] = "CPU",
+) -> None:
+    """Load a model into the colony.
+
+    Returns when a token has passed through all its shards.
+    """
+    from antfarm.messages import LoadModel
+    from antfarm.types import RunOptions
+
+    wanted = LoadModel(
+        absolute_ref(model),
+        name=name,
+        split=split,
+        mode=mode,
+        stages=stages,
+        shares=parse_shares(shares),
+        options=RunOptions(context=context_length, slots=slots, wire=parse_wire(wire), backend=backend),
+    )
+    with_control(home_of(context), lambda control: load_and_watch(control, wanted))
+
+
+@app.command()
+def unload(context: typer.Context, model: Name) -> None:
+    """Take a model out of the colony."""
+    with_control(home_of(context), lambda control: control.unload(model))
+    say(f"{model} is unloaded")
+
+
+@app.command()
+def shard(
+    context: typer.Context,
+    model: Name,
+    split: Split = 0,
+    mode: Mode = "auto",
+    stages: Stages = 0,
+    shares: Shares = "",
+) -> None:
+    """Change a loaded model's split."""
+    from antfarm.messages import LoadModel
+
+    wanted = LoadModel(
+        model, split=split, mode=mode, stages=stages, shares=parse_shares(shares), reshard=True
+    )
+    with_control(home_of(context), lambda control: load_and_watch(control, wanted))
+
+
+@app.command()
+def ps(context: typer.Context, as_json: Json = False) -> None:
+    """Show loaded models and where their shards are."""
+    loaded = with_control(home_of(context), lambda control: control.models())
+    if as_json:
+        document(loaded)
+        return
+    table(
+        ("MODEL", "STATE", "SPLIT", "SHARD", "FORAGER", "PART", "SHARD STATE", "PLANNED", "RESIDENT"),
+        (
+            (
+                model.model,
+                model.state,
+                f"{model.mode} {len(model.shards)}",
+                str(view.shard),
+                view.forager,
+                view.part,
+                view.state,
+                size(view.planned),
+                size(view.resident),
+            )
+            for model in loaded
+            for view in model.shards
+        ),
+    )
+    for model in loaded:
+        if model.failure:
+            note(f"{model.model}: {model.failure.reason}: {model.failure.message}")
+    if not loaded:
+        note("no model is loaded; `antc load MODEL` loads one")
+
+
+def pull_and_show(home: Home, model: str) -> Path:
+    """The model's file on this host, fetched with a progress bar unless it is here."""
+    from antfarm.cli.progress import Download
+    from antfarm.model.catalog import Catalog
+
+    with Download(model) as progress:
+        return Catalog(home.models).pull(model, progress)
+
+
+async def load_and_watch(control: Control, wanted: LoadModel) -> ModelStatus:
+    """Load, show each shard's progress, and say what became of it."""
+    from antfarm.cli.progress import Loading
+
+    last = await control.load(wanted)
+    with Loading() as progress:
+        async for status in control.watch(last.model):
+            progress(status)
+            last = status
+    shards = len(last.shards)
+    how = f"{last.mode} split over {shards} shards" if shards > 1 else "unsplit"
+    say(f"{last.model} is ready: {how}, {last.seconds:.1f} s")
+    return last
