@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -228,30 +228,31 @@ class Replica:
         return self.collect(task)[0]
 
 
-def spec_of(
-    path: Path, plan: Plan, shard: int, options: RunOptions, *, fingerprint: str = "", secret: str = SECRET
-) -> ShardSpec:
-    """What a forager would send first."""
-    if not fingerprint:
-        with GgufFile.open(path) as file:
-            fingerprint = file.facts.fingerprint
-    load = ShardLoad(REPLICA, EPOCH, str(path), fingerprint, plan, shard, options)
-    return ShardSpec(load, str(path), f"shard {shard}", "127.0.0.1", secret, threads=1)
-
-
 @contextmanager
 def replica(
-    path: Path, folder: Path, *, stages: int = 1, ranks: int = 1, options: RunOptions | None = None
+    path: Path,
+    folder: Path,
+    *,
+    stages: int = 1,
+    ranks: int = 1,
+    options: RunOptions | None = None,
+    change: Callable[[ShardSpec], ShardSpec] = lambda spec: spec,
 ) -> Iterator[Replica]:
-    """Shard processes for a model, split in stages x ranks, told what to load. All are gone at the end."""
+    """Shard processes for a model, split in stages x ranks, told what to load. All are gone at the end.
+
+    `change` may put something wrong into a spec.
+    """
     options = options or RunOptions(context=128, chunk=16)
     with GgufFile.open(path) as file:
-        plan = plan_of(file.facts, stages, ranks)
+        facts = file.facts
+    plan = plan_of(facts, stages, ranks)
     shards: list[Shard] = []
     try:
         for part in plan.parts:
             shards.append(Shard(folder / f"shard-{part.shard}.log"))
-            shards[-1].tell(spec_of(path, plan, part.shard, options))
+            load = ShardLoad(REPLICA, EPOCH, str(path), facts.fingerprint, plan, part.shard, options)
+            spec = ShardSpec(load, str(path), f"shard {part.shard}", "127.0.0.1", SECRET, threads=1)
+            shards[-1].tell(change(spec))
         yield Replica(shards)
     finally:
         for shard in shards:
