@@ -1,0 +1,20 @@
+"""Llama and what is shaped like it: Mistral, SmolLM, TinyLlama, ...; Llama 3.1's RoPE factors too."""
+
+from __future__ import annotations
+
+from antfarm.engine import blocks, ggml
+from antfarm.engine.arch.architecture import Architecture
+from antfarm.engine.builder import Builder
+
+
+def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
+    q, k, v = blocks.qkv(b, layer, h)
+    q, k = blocks.rope(b, q, ggml.ROPE_NORM), blocks.rope(b, k, ggml.ROPE_NORM)
+    return blocks.attend(b, layer, q, k, v)
+
+
+ARCHITECTURE = Architecture(
+    (*blocks.ATTENTION, *blocks.ATTENTION_BIASES, *blocks.FEED_FORWARD, *blocks.FEED_FORWARD_BIASES),
+    attention,
+    blocks.feed_forward,
+)

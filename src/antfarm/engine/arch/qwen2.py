@@ -1,0 +1,18 @@
+"""Qwen2 and Qwen2.5: biases on Q, K and V; heads rotate by halves."""
+
+from __future__ import annotations
+
+from antfarm.engine import blocks, ggml
+from antfarm.engine.arch.architecture import Architecture
+from antfarm.engine.builder import Builder
+
+
+def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
+    q, k, v = blocks.qkv(b, layer, h)
+    q, k = blocks.rope(b, q, ggml.ROPE_NEOX), blocks.rope(b, k, ggml.ROPE_NEOX)
+    return blocks.attend(b, layer, q, k, v)
+
+
+ARCHITECTURE = Architecture(
+    (*blocks.ATTENTION, *blocks.ATTENTION_BIASES, *blocks.FEED_FORWARD), attention, blocks.feed_forward
+)

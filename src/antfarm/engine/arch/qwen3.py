@@ -1,0 +1,28 @@
+"""Qwen3: each head of Q and K is normalized before it rotates by halves."""
+
+from __future__ import annotations
+
+from antfarm.engine import blocks, ggml
+from antfarm.engine.arch.architecture import Architecture
+from antfarm.engine.builder import Builder
+from antfarm.engine.layout import Side, Wanted
+
+
+def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
+    q, k, v = blocks.qkv(b, layer, h)
+    q = blocks.norm(b, q, b.weight(layer, "attn_q_norm.weight"))
+    k = blocks.norm(b, k, b.weight(layer, "attn_k_norm.weight"))
+    q, k = blocks.rope(b, q, ggml.ROPE_NEOX), blocks.rope(b, k, ggml.ROPE_NEOX)
+    return blocks.attend(b, layer, q, k, v)
+
+
+ARCHITECTURE = Architecture(
+    (
+        *blocks.ATTENTION,
+        Wanted("attn_q_norm.weight", (Side.HEAD_DIM,)),
+        Wanted("attn_k_norm.weight", (Side.HEAD_DIM,)),
+        *blocks.FEED_FORWARD,
+    ),
+    attention,
+    blocks.feed_forward,
+)

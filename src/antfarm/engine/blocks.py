@@ -1,0 +1,115 @@
+"""The building blocks that architectures share."""
+
+from __future__ import annotations
+
+from antfarm.engine import ggml
+from antfarm.engine.builder import Builder
+from antfarm.engine.layout import ROPE_FACTORS, Side, Wanted
+
+_E, _H, _KV, _F = Side.EMBEDDING, Side.HEADS, Side.KV_HEADS, Side.FEED_FORWARD
+
+ATTENTION = (
+    Wanted("attn_norm.weight", (_E,)),
+    Wanted("attn_q.weight", (_E, _H)),
+    Wanted("attn_k.weight", (_E, _KV)),
+    Wanted("attn_v.weight", (_E, _KV)),
+    Wanted("attn_output.weight", (_H, _E)),
+)
+ATTENTION_BIASES = (
+    Wanted("attn_q.bias", (_H,), optional=True),
+    Wanted("attn_k.bias", (_KV,), optional=True),
+    Wanted("attn_v.bias", (_KV,), optional=True),
+    Wanted("attn_output.bias", (_E,), optional=True, once=True),
+)
+FEED_FORWARD = (
+    Wanted("ffn_norm.weight", (_E,)),
+    Wanted("ffn_gate.weight", (_E, _F)),
+    Wanted("ffn_up.weight", (_E, _F)),
+    Wanted("ffn_down.weight", (_F, _E)),
+)
+FEED_FORWARD_BIASES = (
+    Wanted("ffn_gate.bias", (_F,), optional=True),
+    Wanted("ffn_up.bias", (_F,), optional=True),
+    Wanted("ffn_down.bias", (_E,), optional=True, once=True),
+)
+
+
+def norm(b: Builder, x: ggml.Tensor, weight: ggml.Tensor) -> ggml.Tensor:
+    return ggml.mul(b.context, ggml.rms_norm(b.context, x, b.hyper.eps), weight)
+
+
+def linear(b: Builder, layer: int, name: str, x: ggml.Tensor) -> ggml.Tensor:
+    """x times a layer's matrix, plus its bias where this shard holds one."""
+    y = ggml.mul_mat(b.context, b.weight(layer, f"{name}.weight"), x)
+    bias = b.weights.get(f"blk.{layer}.{name}.bias")
+    return y if bias is None else ggml.add(b.context, y, bias)
+
+
+def qkv(b: Builder, layer: int, h: ggml.Tensor) -> tuple[ggml.Tensor, ggml.Tensor, ggml.Tensor]:
+    """Norm, then this shard's heads of queries, keys and values: [head_dim, heads, rows]."""
+    x = norm(b, h, b.weight(layer, "attn_norm.weight"))
+
+    def project(name: str, heads: int) -> ggml.Tensor:
+        return ggml.reshape(b.context, linear(b, layer, name, x), b.cache.head_dim, heads, b.shape.rows)
+
+    heads = b.cache.heads
+    return project("attn_q", heads * b.hyper.group), project("attn_k", heads), project("attn_v", heads)
+
+
+def rope(b: Builder, x: ggml.Tensor, mode: int) -> ggml.Tensor:
+    """Turn heads [head_dim, heads, rows] by their rows' positions."""
+    positions = b.inputs.positions.view(b.context, b.shape.rows)
+    factors = b.weights.get(ROPE_FACTORS)
+    return ggml.rope(b.context, x, positions, factors, b.hyper.rope.settings(mode))
+
+
+def attend(b: Builder, layer: int, q: ggml.Tensor, k: ggml.Tensor, v: ggml.Tensor) -> ggml.Tensor:
+    """Write keys and values [head_dim, kv_heads, rows] to the cache, attend to it with the queries
+    [head_dim, heads, rows] of this shard, and project: [embedding, rows], this rank's share of the sum."""
+    keys, values = b.cache.keys(layer), b.cache.values(layer)
+    _store(b, keys, k)
+    _store(b, values, v)
+    seen = b.shape.cached, b.shape.per_slot, 1, len(b.shape.slots)
+    mixed = ggml.flash_attention(
+        b.context,
+        _by_slot(b, q),
+        b.cache.window(b.context, keys, b.shape.slots, b.shape.cached),
+        b.cache.window(b.context, values, b.shape.slots, b.shape.cached),
+        b.inputs.mask.view(b.context, *seen),
+        b.cache.head_dim**-0.5,
+    )
+    return linear(b, layer, "attn_output", _by_row(b, mixed))
+
+
+def feed_forward(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
+    """Norm, then down(silu(gate(x)) * up(x)), this rank's share of the sum."""
+    x = norm(b, h, b.weight(layer, "ffn_norm.weight"))
+    gate, up = linear(b, layer, "ffn_gate", x), linear(b, layer, "ffn_up", x)
+    return linear(b, layer, "ffn_down", ggml.swiglu(b.context, gate, up))
+
+
+def _store(b: Builder, cached: ggml.Tensor, x: ggml.Tensor) -> None:
+    rows = ggml.reshape(b.context, x, b.cache.heads * b.cache.head_dim, b.shape.rows)
+    cells = b.inputs.cells.view(b.context, b.shape.rows)
+    b.graph.add(ggml.set_rows(b.context, cached, rows, cells))  # before attention reads it
+
+
+def _by_slot(b: Builder, q: ggml.Tensor) -> ggml.Tensor:
+    """[head_dim, heads, rows] → [head_dim, per_slot, heads, slots]; idle slots repeat some row."""
+    shape = b.shape
+    count = b.cache.heads * b.hyper.group
+    if shape.gaps:
+        flat = ggml.reshape(b.context, q, b.cache.head_dim * count, shape.rows)
+        q = ggml.get_rows(b.context, flat, b.inputs.spread.view(b.context, len(shape.slots)))
+    q = ggml.reshape(b.context, q, b.cache.head_dim, count, shape.per_slot, len(shape.slots))
+    return ggml.permute(b.context, q, 0, 2, 1, 3)
+
+
+def _by_row(b: Builder, mixed: ggml.Tensor) -> ggml.Tensor:
+    """[head_dim, heads, per_slot, slots] → [heads * head_dim, rows]."""
+    shape = b.shape
+    width = b.cache.heads * b.hyper.group * b.cache.head_dim
+    flat = ggml.reshape(b.context, mixed, width, shape.per_slot * len(shape.slots))
+    if shape.gaps:
+        flat = ggml.get_rows(b.context, flat, b.inputs.gather.view(b.context, shape.rows))
+    return flat

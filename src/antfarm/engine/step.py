@@ -1,0 +1,131 @@
+"""One step as graphs see it: its shape, which chooses the graph, and its inputs, written by numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antfarm.batch import Batch
+from antfarm.engine.regions import Region, Regions
+from antfarm.errors import AntfarmError, Reason
+from antfarm.types import Span
+
+REGIONS = 5  # that `StepInputs` adds
+
+_BUCKET = 256  # attention looks at whole multiples of so many KV rows, so that few graphs serve a context
+_SEEN, _HIDDEN = np.float16(0), np.float16(-np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step that a shard is loaded for."""
+
+    context: int  # tokens per slot
+    slots: int
+    chunk: int
+
+    @property
+    def rows(self) -> int:
+        return max(self.chunk, self.slots)
+
+
+class StepShape(NamedTuple):
+    """What a graph depends on. A chunk has many rows of one slot; a decode has one row of each of
+    some slots, which lie in the range `slots`, maybe with idle ones between them."""
+
+    rows: int
+    per_slot: int  # rows of each slot
+    slots: Span
+    cached: int  # KV rows of each slot that attention looks at
+
+    @property
+    def gaps(self) -> bool:
+        return self.rows != self.per_slot * len(self.slots)
+
+
+def shape_of(batch: Batch, limits: Limits) -> StepShape:
+    """Raises `internal` for a batch outside of the limits, which ggml would not survive."""
+    slots, positions = batch.slots, batch.positions
+    if not len(slots) == len(positions) > 0 or len(slots) > limits.rows:
+        raise _outside(batch, limits)
+    chunk = batch.is_chunk
+    steps = np.diff(positions if chunk else slots)
+    regular = (steps == 1).all() and (slots == slots[0]).all() if chunk else (steps > 0).all()
+    lo, hi, last = int(slots[0]), int(slots[-1]) + 1, int(positions.max())
+    if not regular or lo < 0 or hi > limits.slots or int(positions.min()) < 0 or last >= limits.context:
+        raise _outside(batch, limits)
+    if chunk and batch.rows > limits.chunk:
+        raise _outside(batch, limits)
+    cached = min(-(-(last + 1) // _BUCKET) * _BUCKET, limits.context)
+    return StepShape(batch.rows, batch.rows if chunk else 1, Span(lo, hi), cached)
+
+
+def largest(limits: Limits) -> list[StepShape]:
+    """The shapes that need the most memory, of each kind."""
+    every = Span(0, limits.slots)
+    shapes = [
+        StepShape(limits.chunk, limits.chunk, Span(0, 1), limits.context),
+        StepShape(limits.slots, 1, every, limits.context),
+    ]
+    if limits.slots > 2:  # with an idle slot between the first and the last
+        shapes.append(StepShape(limits.slots - 1, 1, every, limits.context))
+    return shapes
+
+
+def _outside(batch: Batch, limits: Limits) -> AntfarmError:
+    return AntfarmError(
+        Reason.INTERNAL,
+        f"a step of {batch.rows} rows (slots {batch.slots}, positions {batch.positions}) is not one that "
+        f"this shard can run: {limits}",
+    )
+
+
+class StepInputs:
+    """What a step reads beside the hidden rows."""
+
+    def __init__(self, regions: Regions, limits: Limits) -> None:
+        self._limits = limits
+        self.positions = regions.add("i32", limits.rows)  # [rows]
+        self.cells = regions.add("i64", limits.rows)  # [rows]: rows of the KV cache to write
+        # [slots, per_slot, cached]: 0 where a row sees a cell, -inf elsewhere
+        self.mask = regions.add("f16", limits.rows * limits.context)
+        self.spread = regions.add("i32", limits.slots)  # [slots]: which row is a slot's
+        self.gather = regions.add("i32", limits.slots)  # [rows]: which slot of the range is a row's
+        index = np.arange(limits.chunk)
+        self._causal = np.where(index[:, None] >= index, _SEEN, _HIDDEN)  # a chunk's rows on each other
+
+    def fill(self, batch: Batch, shape: StepShape) -> None:
+        rows = shape.rows
+        _put(self.positions, batch.positions)
+        _put(self.cells, batch.slots * np.int64(self._limits.context) + batch.positions)
+        mask = self.mask.rows(len(shape.slots), shape.per_slot, shape.cached)
+        if shape.per_slot > 1:
+            self._fill_chunk(mask[0], int(batch.positions[0]))
+        else:
+            _fill_decode(mask[:, 0], batch.slots - shape.slots.lo, batch.positions)
+        self.mask.push(mask.size)
+        if shape.gaps:
+            self.spread.array[: len(shape.slots)] = 0
+            self.spread.array[batch.slots - shape.slots.lo] = np.arange(rows)
+            self.spread.push(len(shape.slots))
+            _put(self.gather, batch.slots - shape.slots.lo)
+
+    def _fill_chunk(self, mask: NDArray[np.float16], start: int) -> None:
+        rows = len(mask)
+        mask[:, :start] = _SEEN
+        mask[:, start : start + rows] = self._causal[:rows, :rows]
+        mask[:, start + rows :] = _HIDDEN
+
+
+def _fill_decode(mask: NDArray[np.float16], slots: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
+    mask.fill(_HIDDEN)
+    for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+        mask[slot, : position + 1] = _SEEN
+
+
+def _put(region: Region, values: NDArray[np.integer]) -> None:
+    region.array[: len(values)] = values
+    region.push(len(values))
