@@ -1,0 +1,80 @@
+"""The OpenAI API as a client reads it: pure, so that blocking and asynchronous clients share it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from antfarm.errors import AntfarmError, Reason, StateError
+
+CHAT = "/v1/chat/completions"
+CONNECT_S = 5.0
+SILENCE_S = 180.0  # until a piece of the answer comes; the queen gives up on a silent lead earlier
+
+
+def options(url: str, key: str) -> dict[str, Any]:
+    """How to make an httpx client for the API at `url`."""
+    return {
+        "base_url": url,
+        "headers": {"Authorization": f"Bearer {key}"} if key else {},
+        "timeout": httpx.Timeout(SILENCE_S, connect=CONNECT_S),
+        "trust_env": False,  # a proxy for the web has no business between us and our queen
+    }
+
+
+def streaming(body: dict[str, Any]) -> dict[str, Any]:
+    """The body that asks for a stream, with token counts and timings in its last chunk."""
+    return body | {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def chunk(line: str) -> dict[str, Any] | None:
+    """The chunk that a line of a stream holds, if any. Raises the error that it holds."""
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return None
+    body: dict[str, Any] = json.loads(line[6:])
+    if "error" in body:
+        raise _failure(body, "the answer failed")
+    return body
+
+
+def check(response: httpx.Response) -> None:
+    """Raise the error that a response holds. Its body must have been read."""
+    if response.is_error:
+        try:
+            body = response.json()
+        except ValueError:
+            body = {}
+        raise _failure(body, f"HTTP {response.status_code}")
+
+
+@contextmanager
+def connection_errors(url: str) -> Iterator[None]:
+    """httpx's errors as ours: `colony-down`, `timeout`."""
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise StateError(
+            Reason.COLONY_DOWN,
+            f"nothing answers at {url}",
+            hint="`antc doctor` looks at what runs; `antc down` and `antc up` start afresh",
+        ) from error
+    except httpx.TimeoutException as error:
+        raise StateError(Reason.TIMEOUT, f"no answer from {url} in time") from error
+    except httpx.HTTPError as error:
+        raise StateError(
+            Reason.COLONY_DOWN, f"the connection to {url} broke: {error or type(error).__name__}"
+        ) from error
+
+
+def _failure(body: Any, otherwise: str) -> AntfarmError:
+    """The error in an OpenAI-shaped body, with our reason from its `code`."""
+    told = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(told, dict):
+        return AntfarmError(Reason.INTERNAL, otherwise)
+    code = str(told.get("code"))
+    reason = Reason(code) if code in list(Reason) else Reason.INTERNAL
+    return AntfarmError(reason, str(told.get("message")))
