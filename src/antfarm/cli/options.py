@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from antfarm.types import WireFormat
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")]
 
@@ -45,13 +48,10 @@ Shares = Annotated[
 
 def parse_size(text: str) -> int:
     """ "400MiB", "1.5G", "300000000" as bytes; no text is 0. Decimal units are taken as binary ones."""
-    number = text.strip().rstrip("bBiI")
-    unit = number[-1:].upper() if number[-1:].isalpha() else ""
-    try:
-        count = float(number.removesuffix(number[-1:]) if unit else number or "0")
-        return int(count * 1024 ** (" KMGT".index(unit) if unit else 0))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a size; write 400MiB, 2GiB or a number of bytes") from None
+    found = _SIZE.fullmatch(text.strip() or "0")
+    if not found:
+        raise typer.BadParameter(f"{text!r} is not a size; write 400MiB, 2GiB or a number of bytes")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

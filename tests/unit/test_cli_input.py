@@ -1,0 +1,158 @@
+"""What people type: join lines, sizes, lists, and the commands themselves against the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from antfarm.cli.app import app
+from antfarm.cli.joining import Invitation, replaced
+from antfarm.cli.options import parse_numbers, parse_shares, parse_size, parse_wire
+from antfarm.cli.output import size
+from antfarm.errors import AntfarmError, Reason
+from antfarm.types import WireFormat
+
+ROOT = Path(__file__).parents[2]
+SECRET = "x9-a-secret-of-24-chars"
+
+
+def test_an_invitation_is_read_as_printed_or_as_its_url() -> None:
+    for text in (
+        f"antfarm://10.0.0.5:7778/{SECRET}",
+        f"antc forager --join antfarm://10.0.0.5:7778/{SECRET}\n",
+    ):
+        invitation = Invitation.parse(text)
+        assert invitation.secret is not None and invitation.secret.reveal() == SECRET
+        assert (invitation.bus, invitation.without_secret()) == (
+            "nats://10.0.0.5:7778",
+            "antfarm://10.0.0.5:7778",
+        )
+    assert Invitation.parse("antfarm://queen.local:1").secret is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        SECRET,
+        f"http://h:1/{SECRET}",
+        f"antfarm://h/{SECRET}",
+        f"antfarm://:1/{SECRET}",
+        f"antfarm://h:port/{SECRET}",
+    ],
+)
+def test_a_wrong_invitation_is_refused_without_repeating_the_secret(text: str) -> None:
+    with pytest.raises(AntfarmError) as refused:
+        Invitation.parse(text)
+    assert refused.value.reason is Reason.BAD_SETTING
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "expected"),
+    [
+        (["forager", "--join", "a", "--name", "b"], "c", ["forager", "--join", "c", "--name", "b"]),
+        (["forager", "--join=a", "--name", "b"], "c", ["forager", "--join", "c", "--name", "b"]),
+        (["queen", "--join", "a"], None, ["queen"]),
+        (["queen", "--joint", "a"], None, ["queen", "--joint", "a"]),
+    ],
+)
+def test_arguments_are_replaced_whole(given: list[str], value: str | None, expected: list[str]) -> None:
+    assert replaced(given, "--join", value) == expected
+
+
+def test_sizes() -> None:
+    sizes = {"400MiB": 400 << 20, "400M": 400 << 20, "1.5g": 3 << 29, "2 GB": 2 << 30, "77": 77, "": 0}
+    assert {text: parse_size(text) for text in sizes} == sizes
+    for wrong in ("much", "-1M", "1X", "MiB", "nan", "inf"):
+        with pytest.raises(typer.BadParameter):
+            parse_size(wrong)
+    assert [size(n) for n in (5, 2048, 592 << 20, 3 << 30)] == ["5 B", "2.0 KiB", "592 MiB", "3.0 GiB"]
+
+
+def test_lists_and_names() -> None:
+    assert parse_numbers("0, 1") == (0, 1)
+    assert parse_shares("2,1") == (2.0, 1.0)
+    assert parse_wire("q8") is WireFormat.Q8
+    for parse, wrong in (
+        (parse_numbers, "0-1"),
+        (parse_shares, "2,0"),
+        (parse_shares, "a"),
+        (parse_shares, "inf"),
+        (parse_wire, "f64"),
+    ):
+        with pytest.raises(typer.BadParameter):
+            parse(wrong)
+
+
+# ---- the commands as a whole
+
+
+def commands() -> dict[str, set[str]]:
+    """Each command with its options, a group's as "bench split"."""
+    found: dict[str, set[str]] = {}
+
+    def walk(command: object, path: str) -> None:
+        below = getattr(command, "commands", None)
+        if below:
+            for name, child in below.items():
+                walk(child, f"{path} {name}".strip())
+        else:
+            found[path] = {o for p in command.params for o in p.opts if o.startswith("--")}  # type: ignore[attr-defined]
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_the_readme_names_every_command_and_no_other() -> None:
+    table = set(re.findall(r"^\| `antc ([a-z ]+?)(?: [A-Z].*?)?` \|", (ROOT / "README.md").read_text(), re.M))
+    assert table == set(commands())
+
+
+def test_every_option_in_the_docs_exists() -> None:
+    options = {"--home", "--help", "--version"}.union(*commands().values())
+    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for line in path.read_text().splitlines():
+            if "antc " in line:
+                unknown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) - options
+                assert not unknown, f"{path.name}: {line}"
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    program = "import sys; sys.argv = ['antc', '--help']\nimport atexit\natexit.register(lambda: print(' '.join(sys.modules), file=sys.stderr))\nfrom antfarm.cli import main; main()"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    took = time.monotonic() - began
+    assert "Commands:" in done.stdout
+    heavy = {"numpy", "ggml", "rich", "httpx", "fastapi", "nats", "asyncio", "tokenizers"}
+    assert not heavy & set(done.stderr.split())
+    assert took < 1.0  # 0.15 s on a quiet machine; the modules above are what makes it slow
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["fly"], 2, "No such command"),
+        (["up", "--foragers", "none"], 2, "--foragers"),
+        (["load", "m", "--shares", "0"], 2, "--shares"),
+        (["ps"], 1, "antc: colony-down: no colony runs"),
+        (["ask", "hello"], 1, "antc: colony-down: no colony runs"),
+        (["forager", "--join", "nonsense"], 1, "antc: bad-setting: --join takes"),
+        (["forager"], 1, "antc: colony-down: no colony runs"),
+        (["pull", "no-such-model"], 1, "antc: model-unknown"),
+    ],
+)
+def test_mistakes_are_answered_in_one_sentence(
+    tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "antfarm", "--home", str(tmp_path), *words], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr and "Traceback" not in done.stderr
