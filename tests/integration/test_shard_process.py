@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 from support.models import Models, smollm2
-from support.shards import EPOCH, REPLICA, Replica, replica
+from support.shards import EPOCH, EXACT, REPLICA, Replica, replica
 
 from antfarm.messages import (
     ChatMessage,
@@ -89,7 +89,7 @@ def test_every_split_gives_the_same_text(models: Models, start: Start, architect
 
 
 def test_a_narrow_wire_format_answers_too(models: Models, start: Start) -> None:
-    options = RunOptions(context=128, chunk=16, wire=WireFormat.F16)
+    options = replace(EXACT, wire=WireFormat.F16)
     split = start(models.path("tiny-llama"), stages=2, ranks=2, options=options).ready()
     assert split.ask(PROMPT, GREEDY).count == 24
 
@@ -165,7 +165,7 @@ def test_a_long_prompt_is_cancelled_between_its_chunks(models: Models, start: St
 
 def test_answers_do_not_depend_on_the_company(models: Models, start: Start) -> None:
     """Several slots: all decode in one batch, prompts come in between, and each text is what it is alone."""
-    options = RunOptions(context=128, chunk=16, slots=3)
+    options = replace(EXACT, slots=3)
     prompts = {f"task-{i}": PROMPT[i:] * (1 + i % 2) for i in range(6)}
     alone = start(models.path("tiny-llama")).ready()
     wanted = {task: alone.ask(prompt, GREEDY).text for task, prompt in prompts.items()}

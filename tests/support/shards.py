@@ -1,260 +1,134 @@
-"""Plays the forager: starts real shard processes and speaks with them over stdin and stdout."""
+"""A model's shards in one process, one thread each, with the exchange done in memory."""
 
 from __future__ import annotations
 
-import queue
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
-from typing import TypeVar
+from threading import Barrier
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from antfarm.messages import (
-    Peer,
-    ReplicaProved,
-    ShardCommand,
-    ShardLink,
-    ShardLinked,
-    ShardListening,
-    ShardLoad,
-    ShardLoaded,
-    ShardOutput,
-    ShardSpec,
-    TaskAccepted,
-    TaskAssign,
-    TaskFinished,
-    TaskTokens,
-    TokenLogprob,
-)
+from antfarm.batch import Batch
+from antfarm.engine import Engine
 from antfarm.model.gguf import GgufFile
-from antfarm.types import Memory, ModelFacts, Part, Plan, RunOptions, Sampling, Span, SplitMode
+from antfarm.types import ModelFacts, Part, RunOptions, Span
 
-SECRET = "a secret of the tests alone"
-REPLICA = "replica-1"
-EPOCH = 3
-WAIT_S = 30.0
-
-M = TypeVar("M")
-_decoder: msgspec.json.Decoder[ShardOutput] = msgspec.json.Decoder(ShardOutput)
+_STEP_S = 60.0
 
 
-def cut(total: int, parts: int, unit: int = 1) -> list[Span]:
-    """`total` in `parts` spans of whole units, the first ones larger."""
-    units = total // unit
-    edges = [-(-units * i // parts) * unit for i in range(parts)] + [total]
-    return [Span(lo, hi) for lo, hi in pairwise(edges)]
+def parts(
+    facts: ModelFacts, stages: Sequence[int], *, heads: Sequence[int] = (), ffn: Sequence[int] = ()
+) -> list[Part]:
+    """`stages` are the ranks of each stage; layers are shared evenly. `heads` and `ffn` are the inner
+    cuts between the ranks, for every stage."""
+    out: list[Part] = []
+    for stage, ranks in enumerate(stages):
+        layers = Span(facts.layers * stage // len(stages), facts.layers * (stage + 1) // len(stages))
+        kv_cuts = [0, *heads, facts.kv_heads] if ranks > 1 else [0, facts.kv_heads]
+        ffn_cuts = [0, *ffn, facts.feed_forward] if ranks > 1 else [0, facts.feed_forward]
+        assert len(kv_cuts) == len(ffn_cuts) == ranks + 1
+        for rank in range(ranks):
+            kv, width = Span(*kv_cuts[rank : rank + 2]), Span(*ffn_cuts[rank : rank + 2])
+            out.append(Part(len(out), stage, rank, ranks, layers, kv, width))
+    return out
 
 
-def plan_of(facts: ModelFacts, stages: int, ranks: int) -> Plan:
-    """A plain split in `stages` x `ranks`, shares as equal as they go."""
-    parts = [
-        Part(stage * ranks + rank, stage, rank, ranks, layers, kv_heads, feed_forward)
-        for stage, layers in enumerate(cut(facts.layers, stages))
-        for rank, (kv_heads, feed_forward) in enumerate(
-            zip(cut(facts.kv_heads, ranks), cut(facts.feed_forward, ranks, 32), strict=True)
-        )
-    ]
-    mode = SplitMode.TENSOR if stages == 1 else SplitMode.PIPELINE if ranks == 1 else SplitMode.HYBRID
-    return Plan(mode, tuple(parts), tuple(Memory(0, 0, 0, 0) for _ in parts))
+def chunk(slot: int, start: int, rows: int) -> Batch:
+    index = np.arange(rows, dtype=np.int32)
+    return Batch(np.full(rows, slot, np.int32), start + index, np.array([rows - 1], np.int32))
 
 
-class Shard:
-    """One shard process and everything it has said."""
+def decode(slots: Sequence[int], positions: Sequence[int]) -> Batch:
+    index = np.arange(len(slots), dtype=np.int32)
+    return Batch(np.array(slots, np.int32), np.array(positions, np.int32), index)
 
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        with log.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "antfarm.shard"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-            )
-        self.said: list[ShardOutput] = []
-        self.strange: list[bytes] = []  # lines on stdout that are no message
-        self._new: queue.Queue[ShardOutput | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+class Shards:
+    """All shards of one model; the first is the lead."""
 
-    def tell(self, command: ShardCommand) -> None:
-        self.tell_raw(msgspec.json.encode(command) + b"\n")
+    def __init__(self, engines: list[Engine], stages: list[list[int]]) -> None:
+        self.engines = engines
+        self.lead = engines[0]
+        self._stages = stages
+        self._pool = ThreadPoolExecutor(len(engines))
 
-    def tell_raw(self, data: bytes) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
+    def forward(self, batch: Batch, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Final hidden rows of a step."""
+        rows = self.lead.embed(tokens).copy()
+        for stage in self._stages:
+            rows = self._run_stage(stage, batch, rows)
+        return rows
 
-    def hang_up(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
+    def logits(self, batch: Batch, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """[outputs, vocabulary]."""
+        rows = self.forward(batch, np.array(tokens, np.int32))
+        return self.lead.logits(rows[batch.outputs]).copy()
 
-    def next(self, timeout: float = WAIT_S) -> ShardOutput:
-        """The next message. AssertionError, with the log, when none comes."""
-        try:
-            message = self._new.get(timeout=timeout)
-        except queue.Empty:
-            raise AssertionError(f"nothing within {timeout} s; log:\n{self.log.read_text()}") from None
-        if message is None:
-            self._new.put(None)
-            raise AssertionError(f"ended after {self.said[-3:]}; log:\n{self.log.read_text()}")
-        return message
+    def prompt(self, slot: int, tokens: Sequence[int], *, step: int = 128) -> NDArray[np.float32]:
+        """Logits [vocabulary] after a prompt, in chunks of `step`."""
+        out = np.empty(0, np.float32)
+        for at in range(0, len(tokens), step):
+            piece = tokens[at : at + step]
+            out = self.logits(chunk(slot, at, len(piece)), piece)[-1]
+        return out
 
-    def expect(self, kind: type[M], timeout: float = WAIT_S) -> M:
-        """The next message of a kind; those before it are skipped (and stay in `said`)."""
-        deadline = time.monotonic() + timeout
-        while True:
-            message = self.next(deadline - time.monotonic())
-            if isinstance(message, kind):
-                return message
-
-    def wait(self, timeout: float = WAIT_S) -> int:
-        return self.process.wait(timeout)
+    def _run_stage(
+        self, stage: list[int], batch: Batch, rows: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        if len(stage) == 1:
+            return self.engines[stage[0]].forward(batch, rows).copy()
+        reduce = _all_reduce(len(stage), rows.shape)
+        running = [
+            self._pool.submit(lambda shard=shard, rank=rank: self.engines[shard].forward(batch, rows, reduce(rank)).copy())
+            for rank, shard in enumerate(stage)
+        ]
+        results = [each.result(_STEP_S) for each in running]
+        for other in results[1:]:
+            np.testing.assert_array_equal(other, results[0])
+        return results[0]
 
     def close(self) -> None:
-        """End the process if it still runs, and everything that belongs to it here."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe
-            pipe.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            try:
-                message = _decoder.decode(line)
-            except msgspec.DecodeError:
-                self.strange.append(line)
-                continue
-            self.said.append(message)
-            self._new.put(message)
-        self._new.put(None)
+        self._pool.shutdown()
+        for engine in self.engines:
+            engine.close()
 
 
-@dataclass
-class Answer:
-    """All that came of one task."""
+def _all_reduce(
+    ranks: int, shape: tuple[int, ...]
+) -> Callable[[int], Callable[[NDArray[np.float32], NDArray[np.float32]], None]]:
+    """Sums in rank order, so that all ranks get the same bits."""
+    barrier = Barrier(ranks, timeout=_STEP_S)
+    given = np.empty((ranks, *shape), np.float32)
 
-    task: str
-    prompt_tokens: int = 0
-    text: str = ""
-    tokens: list[TaskTokens] = field(default_factory=list)
-    finished: TaskFinished | None = None
+    def of(rank: int) -> Callable[[NDArray[np.float32], NDArray[np.float32]], None]:
+        def reduce(partial: NDArray[np.float32], total: NDArray[np.float32]) -> None:
+            given[rank] = partial
+            barrier.wait()
+            np.copyto(total, given[0])
+            for other in given[1:]:
+                total += other
+            barrier.wait()
 
-    def add(self, event: ShardOutput) -> None:
-        if isinstance(event, TaskAccepted):
-            self.prompt_tokens = event.prompt_tokens
-        elif isinstance(event, TaskTokens):
-            assert event.index == self.count, "tokens lost or doubled"
-            self.tokens.append(event)
-            self.text += event.text
-        elif isinstance(event, TaskFinished):
-            assert event.index == self.count, "tokens lost or doubled"
-            self.finished = event
+        return reduce
 
-    @property
-    def count(self) -> int:
-        return sum(event.count for event in self.tokens)
-
-    @property
-    def logprobs(self) -> list[TokenLogprob]:
-        return [each for event in self.tokens for each in event.logprobs]
-
-    @property
-    def end(self) -> TaskFinished:
-        assert self.finished, "not finished"
-        return self.finished
-
-
-@dataclass
-class Replica:
-    """The shards of one model, shard 0 first."""
-
-    shards: list[Shard]
-
-    @property
-    def lead(self) -> Shard:
-        return self.shards[0]
-
-    def load(self) -> list[ShardListening]:
-        """Wait until all have loaded; returns where they listen."""
-        listening = [shard.expect(ShardListening) for shard in self.shards]
-        for shard in self.shards:
-            shard.expect(ShardLoaded)
-        return listening
-
-    def link(self, listening: Sequence[ShardListening]) -> None:
-        peers = tuple(Peer(each.shard, f"shard {each.shard}", each.address, each.port) for each in listening)
-        for shard in self.shards:
-            shard.tell(ShardLink(REPLICA, EPOCH, peers))
-
-    def prove(self) -> None:
-        for shard in self.shards:
-            shard.expect(ShardLinked)
-        self.lead.expect(ReplicaProved)
-
-    def ready(self) -> Replica:
-        self.link(self.load())
-        self.prove()
-        return self
-
-    def assign(self, task: str, prompt: str | Sequence[int], sampling: Sampling) -> None:
-        text, tokens = (prompt, None) if isinstance(prompt, str) else (None, tuple(prompt))
-        self.lead.tell(TaskAssign(task, REPLICA, EPOCH, sampling, text=text, tokens=tokens))
-
-    def collect(self, *tasks: str) -> list[Answer]:
-        """The answers to tasks that were assigned, when all are finished."""
-        answers = {task: Answer(task) for task in tasks}
-        while not all(answer.finished for answer in answers.values()):
-            event = self.lead.next()
-            if isinstance(event, TaskAccepted | TaskTokens | TaskFinished):
-                answers[event.task].add(event)
-        return list(answers.values())
-
-    def ask(self, prompt: str | Sequence[int], sampling: Sampling, task: str = "task") -> Answer:
-        self.assign(task, prompt, sampling)
-        return self.collect(task)[0]
+    return of
 
 
 @contextmanager
-def replica(
-    path: Path,
-    folder: Path,
-    *,
-    stages: int = 1,
-    ranks: int = 1,
-    options: RunOptions | None = None,
-    change: Callable[[ShardSpec], ShardSpec] = lambda spec: spec,
-) -> Iterator[Replica]:
-    """Shard processes for a model, split in stages x ranks, told what to load. All are gone at the end.
-
-    `change` may put something wrong into a spec.
-    """
-    options = options or RunOptions(context=128, chunk=16)
-    with GgufFile.open(path) as file:
-        facts = file.facts
-    plan = plan_of(facts, stages, ranks)
-    shards: list[Shard] = []
+def load(
+    file: GgufFile, plan: Sequence[Part], options: RunOptions | None = None, *, threads: int = 1
+) -> Iterator[Shards]:
+    options = options or RunOptions(context=512)
+    engines = [Engine.load(file, part, options, threads=threads) for part in plan]
+    stages: list[list[int]] = []
+    for part in plan:
+        if part.stage == len(stages):
+            stages.append([])
+        stages[part.stage].append(part.shard)
+    shards = Shards(engines, stages)
     try:
-        for part in plan.parts:
-            shards.append(Shard(folder / f"shard-{part.shard}.log"))
-            load = ShardLoad(REPLICA, EPOCH, str(path), facts.fingerprint, plan, part.shard, options)
-            spec = ShardSpec(load, str(path), f"shard {part.shard}", "127.0.0.1", SECRET, threads=1)
-            shards[-1].tell(change(spec))
-        yield Replica(shards)
+        yield shards
     finally:
-        for shard in shards:
-            shard.close()
-    assert not [line for shard in shards for line in shard.strange], "stdout carries messages alone"
+        shards.close()

@@ -15,6 +15,8 @@ from antfarm.link.mesh import Mesh
 Rows = NDArray[np.float32]
 Reduce = Callable[[Rows, Rows], None]
 
+_NO_LOGITS: Rows = np.empty((0, 0), np.float32)
+
 
 class Traffic(NamedTuple):
     """What the lead's links have carried since they stand."""
@@ -40,7 +42,8 @@ class Pipeline:
 
     def collect(self) -> Rows:
         """Logits [outputs, V] of the oldest step under way, valid until the next call. Raises `LinkError`."""
-        return self._engine.logits(self._mesh.receive_result().rows)
+        rows = self._mesh.receive_result().rows
+        return self._engine.logits(rows) if len(rows) else _NO_LOGITS
 
     def run(self, batch: Batch, tokens: NDArray[np.int32]) -> Rows:
         """One step from end to end."""

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from antfarm.config import LINK_S, LOAD_S
+import msgspec
+
+from antfarm.config import DEFAULT_CONTEXT, LINK_S, LOAD_S
 from antfarm.engine import Engine
 from antfarm.errors import AntfarmError, LinkError, ModelError, Reason, StateError
 from antfarm.link.listener import Listener
@@ -85,7 +87,9 @@ class Shard:
         with GgufFile.open(spec.path) as file:
             self._check(file)
             language = self._language(file) if self._part.lead else None
-            width = file.facts.embedding
+            facts, options = file.facts, self._spec.load.options
+            width, context = facts.embedding, options.context or min(facts.context, DEFAULT_CONTEXT)
+            self._options = msgspec.structs.replace(options, context=context)
             engine = Engine.load(
                 file,
                 self._part,
