@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 from support.models import Models, smollm2
-from support.shards import EPOCH, EXACT, REPLICA, Replica, replica
+from support.shard_process import EPOCH, EXACT, REPLICA, Replica, replica
 
 from antfarm.messages import (
     ChatMessage,
