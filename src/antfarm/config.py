@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from antfarm.types import DEFAULT_CONTEXT as DEFAULT_CONTEXT
+
 API_PORT = 7777
 BUS_PORT = 7778
-DEFAULT_CONTEXT = 4096  # tokens per slot unless asked otherwise
 
 HEARTBEAT_S = 1.0  # between a forager's writes to the registry
 LOST_AFTER_S = 4.0  # without one, a forager is lost

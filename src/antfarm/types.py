@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+DEFAULT_CONTEXT = 4096  # tokens per slot unless asked otherwise
+
 
 class SplitMode(StrEnum):
     """How a model is cut. `HYBRID` is a pipeline whose stages are tensor-split."""

@@ -1,0 +1,108 @@
+"""Planned bytes of a shard, before anything is loaded.
+
+Weights and KV cache follow from the tensors and are exact but for alignment. Compute buffers and the process
+itself are estimates on the safe side, measured as their constants say.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from antfarm import cuts
+from antfarm.cuts import Side
+from antfarm.types import DEFAULT_CONTEXT, Memory, ModelFacts, Part, RunOptions, Span
+
+MIB = 1 << 20
+
+# Resident memory of a process with the interpreter, numpy, ggml and our own modules, nothing loaded: 46 MiB
+# on Linux x86-64 (Python 3.11, numpy 2, ggml-python 0.0.45).
+_PROCESS = 48 * MIB
+# A lead's tokenizer and vocabulary: 25.6 MiB for SmolLM2's 49152 tokens.
+_TOKENIZER_PER_TOKEN = 560
+# Graphs' own descriptions, the thread pool, wire buffers beside those counted.
+_COMPUTE_BASE = 4 * MIB
+_ALIGNMENT = 32  # of tensors in a ggml buffer
+
+_KV_BYTES = {"f16": (2, 1), "f32": (4, 1), "q8_0": (34, 32)}  # bytes per values
+
+
+def resolved_context(facts: ModelFacts, options: RunOptions) -> int:
+    """Tokens per slot: what was asked for, else the model's own within `DEFAULT_CONTEXT`."""
+    return options.context or min(facts.context, DEFAULT_CONTEXT)
+
+
+class Footprint:
+    """What a model's layers and vocabulary take, summed up once so that many plans can be weighed."""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self.everywhere = 0  # bytes that every shard holds
+        self.lead = 0  # bytes that the lead holds beyond its layers
+        layers = range(facts.layers)
+        whole, once, heads, columns = ([0 for _ in layers] for _ in range(4))
+        for tensor in facts.tensors:
+            size = tensor.bytes + _ALIGNMENT
+            layer, name = cuts.layer_of(tensor.name)
+            sides = cuts.SIDES.get(name, ())
+            if layer is None:
+                self.lead += size if name in cuts.LEAD else 0
+                self.everywhere += 0 if name in cuts.LEAD else size
+            elif layer >= facts.layers:
+                continue
+            elif Side.FEED_FORWARD in sides:
+                columns[layer] += size
+            elif Side.HEADS in sides or Side.KV_HEADS in sides:
+                heads[layer] += size
+            elif name in cuts.ONCE:
+                once[layer] += size
+            else:
+                whole[layer] += size
+        self.layer_bytes = [sum(each) for each in zip(whole, once, heads, columns, strict=True)]
+        self._whole, self._once, self._heads, self._columns = (
+            [0, *accumulate(each)] for each in (whole, once, heads, columns)
+        )
+
+    @property
+    def head(self) -> int:
+        """Bytes that the output head reads for a token: its own, or the embedding's where they are one."""
+        sizes = {tensor.name: tensor.bytes for tensor in self.facts.tensors}
+        return sizes.get(cuts.HEAD, sizes.get(cuts.EMBEDDING, 0))
+
+    def weights(self, part: Part) -> int:
+        def total(sums: list[int]) -> int:
+            return sums[part.layers.hi] - sums[part.layers.lo]
+
+        heads = -(-total(self._heads) * len(part.kv_heads) // self.facts.kv_heads)
+        columns = -(-total(self._columns) * len(part.feed_forward) // self.facts.feed_forward)
+        first = total(self._once) if part.rank == 0 else 0
+        return (
+            total(self._whole) + first + heads + columns + self.everywhere + (self.lead if part.lead else 0)
+        )
+
+    def memory(self, part: Part, options: RunOptions) -> Memory:
+        """Planned bytes of one shard; `options.context` 0 counts as the default."""
+        context = resolved_context(self.facts, options)
+        return Memory(
+            weights=self.weights(part),
+            kv_cache=kv_bytes(self.facts, part.layers, len(part.kv_heads), context, options),
+            compute=_compute(self.facts, part, context, options),
+            runtime=_PROCESS + (_TOKENIZER_PER_TOKEN * self.facts.vocabulary if part.lead else 0),
+        )
+
+
+def kv_bytes(facts: ModelFacts, layers: Span, heads: int, context: int, options: RunOptions) -> int:
+    """Keys and values of all slots."""
+    size, values = _KV_BYTES[options.kv_type]
+    return 2 * len(layers) * options.slots * context * heads * facts.head_dim * size // values
+
+
+def _compute(facts: ModelFacts, part: Part, context: int, options: RunOptions) -> int:
+    """Graph buffers for the largest step, its inputs (mask, hidden rows), logits, and the links' buffers."""
+    rows = max(options.chunk, options.slots)
+    heads = facts.heads // facts.kv_heads * len(part.kv_heads) * facts.head_dim
+    live = 3 * facts.embedding + max(3 * len(part.feed_forward), 3 * heads)  # values of a row alive at once
+    exchanged = (2 + part.ranks + 1) * facts.embedding if part.ranks > 1 else 0
+    steps = 3 * facts.embedding  # to send, to receive, decoded
+    per_row = 4 * (live + exchanged + steps) + 2 * context
+    logits = 4 * options.slots * (facts.vocabulary + facts.embedding) if part.lead else 0
+    return _COMPUTE_BASE + rows * per_row + logits

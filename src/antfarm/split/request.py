@@ -1,0 +1,43 @@
+"""What the planner is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from antfarm.types import Plan, RunOptions
+
+Mode = Literal["auto", "tensor", "pipeline", "hybrid"]
+
+
+@dataclass(frozen=True)
+class SplitRequest:
+    """How a model shall be split.
+
+    `auto` is a tensor split where the model's heads allow that many ranks and it fits, else a pipeline; with
+    `stages` set it is a hybrid. `shards` 0 asks for the fewest that fit.
+    """
+
+    shards: int = 0
+    mode: Mode = "auto"
+    stages: int = 0  # of a hybrid; 0 takes as few as the heads allow
+    shares: tuple[float, ...] = ()  # the shards' relative weights; empty takes the hosts' own
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """A host that may take one shard."""
+
+    name: str
+    memory: int  # bytes free for it
+    weight: float = 1.0  # speed, relative to the other hosts
+    shards: int = 0  # that it runs already
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A plan that fits: shard i goes to `hosts[i]`. `options.context` is resolved, never 0."""
+
+    hosts: tuple[str, ...]
+    plan: Plan
+    options: RunOptions
