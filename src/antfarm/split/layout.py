@@ -7,8 +7,8 @@ from math import gcd, lcm
 
 from antfarm import cuts
 from antfarm.cuts import Side
-from antfarm.errors import PlanError, Reason
-from antfarm.split.request import SplitRequest
+from antfarm.errors import PlanError, Reason, RequestError
+from antfarm.split.request import MODES, SplitRequest
 from antfarm.types import ModelFacts, SplitMode
 
 _COLUMNS = 32  # feed-forward columns that stay together where no quantization block asks for more
@@ -55,7 +55,13 @@ class Layout:
 
 
 def layouts(facts: ModelFacts, request: SplitRequest, shards: int) -> list[Layout]:
-    """The forms that answer a request, the preferred one first. Raises `split-impossible`."""
+    """The forms that answer a request, the preferred one first.
+
+    Raises PlanError `split-impossible`, RequestError `invalid-request` for a mode that there isn't.
+    """
+    if request.mode not in MODES:
+        text = f"there is no split mode {request.mode!r}"
+        raise RequestError(Reason.INVALID_REQUEST, text, hint=f"take one of: {', '.join(MODES)}")
     mode = "hybrid" if request.mode == "auto" and request.stages else request.mode
     tensor = Layout(SplitMode.TENSOR, (shards,))
     pipeline = Layout(SplitMode.PIPELINE, (1,) * shards)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from antfarm.types import Plan, RunOptions
 
-Mode = Literal["auto", "tensor", "pipeline", "hybrid"]
+MODES = ("auto", "tensor", "pipeline", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class SplitRequest:
     """
 
     shards: int = 0
-    mode: Mode = "auto"
+    mode: str = "auto"  # of MODES
     stages: int = 0  # of a hybrid; 0 takes as few as the heads allow
     shares: tuple[float, ...] = ()  # the shards' relative weights; empty takes the hosts' own
 
