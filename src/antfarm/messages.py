@@ -90,6 +90,15 @@ class ModelDescribed(Message, frozen=True, tag="model-described"):
     facts: ModelFacts
 
 
+class PullProgress(Message, frozen=True, tag="pull-progress"):
+    """A forager fetches a model that it was asked to describe; an event, a few times a second."""
+
+    forager: str
+    model: str
+    done: int  # bytes
+    total: int  # 0 while it is not known
+
+
 class ShardLoad(Message, frozen=True, tag="shard-load"):
     """Start a shard process. Reply: `ShardListening`, as soon as its port is bound; weights load after."""
 

@@ -13,6 +13,7 @@ from antfarm.messages import (
     ModelList,
     ModelStatus,
     OpsEvent,
+    PullProgress,
     ShardEvent,
     ShardLink,
     ShardListening,
@@ -59,6 +60,7 @@ FORAGER_CANCEL: RequestSubject[TaskCancel, Done] = RequestSubject(
 
 # forager -> queen, and whoever else watches
 SHARD_EVENTS: Subject[ShardEvent] = Subject(f"{PREFIX}.shard.{{forager}}", ShardEvent)
+PULL_EVENTS: Subject[PullProgress] = Subject(f"{PREFIX}.pull.{{forager}}", PullProgress)
 TASK_EVENTS: Subject[TaskEvent] = Subject(f"{PREFIX}.task.{{task}}", TaskEvent)
 
 # into the ops log, one subject a kind so that the server counts them

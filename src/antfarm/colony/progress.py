@@ -1,0 +1,89 @@
+"""How a replica gets ready: what its shards report, and the table of what it takes to move on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from antfarm.colony.events import Instruction, LogOps, SendLink, SendLoad
+from antfarm.colony.state import Limits, Phase, Replica
+from antfarm.messages import ReplicaProved, ShardLinked, ShardLoaded, ShardProgress
+
+
+class Step(msgspec.Struct, frozen=True):
+    """When `done` holds, the replica enters `phase`, which may take `seconds`, by `begin`."""
+
+    done: Callable[[Replica], bool]
+    phase: Phase
+    seconds: Callable[[Limits], float]
+    begin: Callable[[Replica], list[Instruction]]
+
+
+def _load(replica: Replica) -> list[Instruction]:
+    return [SendLoad(shard.forager, replica.load(index)) for index, shard in enumerate(replica.shards)]
+
+
+def _link(replica: Replica) -> list[Instruction]:
+    link = replica.link()
+    return [SendLink(shard.forager, index, link) for index, shard in enumerate(replica.shards)]
+
+
+def _announce(replica: Replica) -> list[Instruction]:
+    hosts = ", ".join(replica.foragers())
+    return [LogOps("model-ready", replica.model, f"{replica.name} epoch {replica.epoch} on {hosts}")]
+
+
+ADVANCE = {
+    Phase.FETCHING: Step(
+        lambda r: all(shard.described for shard in r.shards), Phase.LOADING, lambda limits: limits.load, _load
+    ),
+    Phase.LOADING: Step(
+        lambda r: all(shard.listening and shard.loaded for shard in r.shards),
+        Phase.LINKING,
+        lambda limits: limits.link,
+        _link,
+    ),
+    Phase.LINKING: Step(
+        lambda r: all(shard.linked for shard in r.shards),
+        Phase.PROVING,
+        lambda limits: limits.prove,
+        lambda _: [],
+    ),
+    Phase.PROVING: Step(lambda r: r.proved, Phase.READY, lambda _: 0.0, _announce),
+}
+
+
+def advance(replica: Replica, limits: Limits, now: float) -> list[Instruction]:
+    """Move on as far as what is known allows."""
+    out: list[Instruction] = []
+    while (step := ADVANCE.get(replica.phase)) and step.done(replica):
+        replica.phase = step.phase
+        replica.deadline = now + step.seconds(limits)
+        if step.phase is Phase.READY:
+            replica.ready = now
+        out += step.begin(replica)
+    return out
+
+
+def hear(
+    replica: Replica,
+    told: ShardProgress | ShardLoaded | ShardLinked | ReplicaProved,
+    limits: Limits,
+    now: float,
+) -> None:
+    """Note what a shard reports. A load that makes progress gets more time."""
+    if isinstance(told, ReplicaProved):
+        replica.proved = True
+        return
+    if told.shard >= len(replica.shards):
+        return
+    shard = replica.shards[told.shard]
+    if isinstance(told, ShardProgress):
+        shard.done = told.done / told.total if told.total else 1.0
+        if replica.phase is Phase.LOADING:
+            replica.deadline = now + limits.load
+    elif isinstance(told, ShardLoaded):
+        shard.loaded, shard.done = True, 1.0
+    else:
+        shard.linked = True

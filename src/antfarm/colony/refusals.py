@@ -1,0 +1,120 @@
+"""What the colony says when it can't: every sentence in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from antfarm.colony.state import Model, Phase, Replica
+from antfarm.errors import AntfarmError, ModelError, PlanError, Reason, StateError
+from antfarm.messages import Failure, ForagerFacts, LoadModel
+from antfarm.types import ModelFacts
+
+
+def introduce(facts: ForagerFacts) -> str:
+    return (
+        f"{facts.host}: {facts.cores} cores, {facts.memory >> 20} MiB for shards, {', '.join(facts.backends)}"
+    )
+
+
+def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[str], anybody: bool) -> None:
+    """Raise why a load can't even begin."""
+    if ask.reshard and model is None:
+        raise unknown(name, known, retired=False)
+    for replica in model.replicas() if model else ():
+        if replica.phase is Phase.READY and not ask.reshard:
+            raise StateError(
+                Reason.MODEL_LOADED,
+                f"{name} is loaded already",
+                hint=f"`antc shard {name} --split N` changes its split, `antc unload {name}` ends it",
+            )
+        if replica.phase not in (Phase.READY, Phase.ENDED):
+            raise not_ready(replica)
+    if not anybody:
+        raise PlanError(
+            Reason.NO_CAPACITY,
+            "no forager is in the colony",
+            hint="start one on each host with `antc forager --join`",
+            foragers=0,
+        )
+
+
+def unknown(name: str, known: Sequence[str], *, retired: bool) -> AntfarmError:
+    loaded = f"loaded: {', '.join(known)}" if known else "no model is loaded"
+    if retired:
+        return StateError(
+            Reason.MODEL_RETIRED,
+            f"the model {name!r} was unloaded",
+            hint=f"{loaded}; `antc load` loads it again",
+        )
+    return ModelError(
+        Reason.MODEL_UNKNOWN, f"no model {name!r} is loaded", hint=f"{loaded}; `antc load` loads one"
+    )
+
+
+def not_ready(replica: Replica) -> AntfarmError:
+    """Why a replica takes no task."""
+    failure = replica.failure
+    if replica.phase is Phase.ENDED and failure:
+        if replica.ready is not None:
+            return failure.error()
+        error = failure.error()
+        error.message = f"{replica.model} did not load: {failure.message}"
+        return error
+    done = sum(shard.done for shard in replica.shards) / max(1, len(replica.shards))
+    return StateError(
+        Reason.MODEL_LOADING,
+        f"{replica.model} is loading ({replica.phase.value}, {done:.0%} of its weights)",
+        hint="try again in a moment; `antc ps` shows how far it is",
+    )
+
+
+def missing(replica: Replica, shard: int | None, cause: Failure) -> Failure:
+    """What a request for this model hears from now on."""
+    which = replica.title(shard) if shard is not None else "a shard"
+    return Failure(
+        Reason.SHARD_MISSING,
+        f"{replica.model} misses {which}: {cause.message}",
+        f"`antc load {replica.ask.model}` brings it back on the foragers that are there",
+        {"shard": -1 if shard is None else shard, "cause": cause.reason},
+    )
+
+
+def broken(replica: Replica, shard: int | None, cause: Failure) -> Failure:
+    """What the tasks that were running hear."""
+    lost = cause.reason == Reason.FORAGER_LOST
+    which = replica.title(shard) if shard is not None else "a shard"
+    return Failure(
+        Reason.FORAGER_LOST if lost else Reason.SHARD_FAILED,
+        f"{which} was lost while this task ran: {cause.message}",
+        "send the request again once the model is ready",
+    )
+
+
+def retired(model: str) -> Failure:
+    return Failure(Reason.MODEL_RETIRED, f"{model} was unloaded or replaced", "send the request again")
+
+
+def mismatch(replica: Replica, forager: str, found: ModelFacts) -> Failure:
+    assert replica.facts
+    return Failure(
+        Reason.MODEL_MISMATCH,
+        f"{forager} holds another file under {replica.ask.model}: fingerprint {found.fingerprint[:12]}, "
+        f"elsewhere {replica.facts.fingerprint[:12]}",
+        "copy the same file to all hosts, or `antc pull` it again",
+    )
+
+
+def overdue(replica: Replica) -> Failure:
+    return Failure(
+        Reason.TIMEOUT,
+        f"{replica.name} epoch {replica.epoch} is still {replica.phase.value} after its time",
+        "see the shards' logs on their hosts",
+    )
+
+
+def vanished(forager: str) -> Failure:
+    return Failure(
+        Reason.SHARD_FAILED,
+        f"{forager} no longer runs it",
+        "see that host's logs of the shard and the forager",
+    )

@@ -1,0 +1,158 @@
+"""What the colony knows: foragers, models, and the replicas that run or try to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from antfarm.messages import (
+    Failure,
+    ForagerFacts,
+    LoadModel,
+    Peer,
+    ShardLink,
+    ShardListening,
+    ShardLoad,
+)
+from antfarm.split import Placement
+from antfarm.types import ModelFacts
+
+Key = tuple[str, int]  # a replica's name and epoch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds after which the colony stops waiting."""
+
+    lost: float  # without a heartbeat
+    fetch: float  # for a forager to have the model on its disk
+    load: float  # without any progress
+    link: float
+    prove: float
+
+
+@dataclass(eq=False)
+class Forager:
+    facts: ForagerFacts
+    heard: float
+
+
+class Phase(Enum):
+    """A replica's life, in order. What it takes to move on is in `replica.ADVANCE`."""
+
+    WAITING = "waiting"  # for the memory of the replica that it replaces
+    DESCRIBING = "describing"  # one forager reads the model's header
+    FETCHING = "fetching"  # the planned foragers do
+    LOADING = "loading"
+    LINKING = "linking"
+    PROVING = "proving"
+    READY = "ready"
+    DRAINING = "draining"  # replaced; its last tasks finish
+    ENDED = "ended"
+
+
+@dataclass(eq=False)
+class Shard:
+    """One shard of a replica, as its forager's events tell it."""
+
+    forager: str
+    planned: int  # bytes
+    described: bool = False
+    listening: ShardListening | None = None
+    loaded: bool = False
+    linked: bool = False
+    done: float = 0.0  # 0..1 of its weights
+    resident: int = 0  # bytes, from heartbeats
+    missed: int = 0  # heartbeats in a row that should have listed it
+
+    @property
+    def state(self) -> str:
+        if self.linked:
+            return "linked"
+        if self.loaded:
+            return "loaded"
+        return "loading" if self.listening else "waiting"
+
+
+@dataclass(eq=False)
+class Replica:
+    """One loading of a model: a plan, its shards, and how far they are."""
+
+    model: str
+    epoch: int
+    ask: LoadModel
+    phase: Phase
+    asked: float
+    deadline: float
+    name: str
+    facts: ModelFacts | None = None
+    placement: Placement | None = None
+    shards: tuple[Shard, ...] = ()
+    tried: set[str] = field(default_factory=set)  # foragers asked to describe it
+    proved: bool = False
+    ready: float | None = None  # when it became so
+    failure: Failure | None = None
+
+    @property
+    def key(self) -> Key:
+        return (self.name, self.epoch)
+
+    @property
+    def serving(self) -> bool:
+        return self.phase in (Phase.READY, Phase.DRAINING)
+
+    def foragers(self) -> list[str]:
+        return [shard.forager for shard in self.shards]
+
+    def title(self, shard: int) -> str:
+        """What errors call a shard."""
+        return f"shard {shard} on {self.shards[shard].forager}"
+
+    def load(self, shard: int) -> ShardLoad:
+        assert self.placement and self.facts
+        return ShardLoad(
+            self.name,
+            self.epoch,
+            self.ask.model,
+            self.facts.fingerprint,
+            self.placement.plan,
+            shard,
+            self.placement.options,
+        )
+
+    def link(self) -> ShardLink:
+        """The addresses of all shards; they must all listen."""
+        bound = [shard.listening for shard in self.shards if shard.listening]
+        return ShardLink(
+            self.name, self.epoch, tuple(Peer(b.shard, self.title(b.shard), b.address, b.port) for b in bound)
+        )
+
+
+@dataclass(eq=False)
+class Model:
+    """A served name. `attempt` is a replica on its way: the first one, or a new split beside the current."""
+
+    name: str
+    current: Replica | None = None
+    attempt: Replica | None = None
+
+    @property
+    def view(self) -> Replica | None:
+        """The replica that says how the model is: the one that serves, else the one that may."""
+        if self.current and self.current.phase is Phase.READY:
+            return self.current
+        return self.attempt or self.current
+
+    def replicas(self) -> list[Replica]:
+        return [replica for replica in (self.attempt, self.current) if replica]
+
+
+def state_of(replica: Replica) -> str:
+    """A replica's state as operators and clients see it."""
+    if replica.phase is Phase.READY:
+        return "ready"
+    if replica.phase is Phase.DRAINING:
+        return "retired"
+    if replica.phase is Phase.ENDED:
+        return "failed" if replica.ready is None else "unavailable"
+    return "loading"

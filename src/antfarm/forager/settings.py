@@ -1,0 +1,71 @@
+"""How a forager runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+
+import psutil
+
+from antfarm.config import Home
+from antfarm.errors import AntfarmError, Reason
+from antfarm.secret import Secret
+
+MEMORY_SHARE = 0.8  # of what is free on this host when the forager starts
+
+
+@dataclass(frozen=True)
+class ForagerSettings:
+    """0 and empty leave the choice to the forager."""
+
+    home: Home
+    secret: Secret
+    bus_url: str
+    bus_token: str = ""  # of a NATS of your own; empty takes the colony's
+    name: str = ""  # unique in the colony; empty takes the host's name and a suffix kept in the home
+    memory: int = 0  # bytes for shards; 0 takes `MEMORY_SHARE` of what is free
+    threads: int = 0  # of each shard; 0 takes one a core
+    cpus: tuple[int, ...] = ()  # to pin shards to
+    listen: str = "127.0.0.1"  # where shards listen for other shards
+
+    def token(self) -> str:
+        return self.bus_token or self.secret.bus_token()
+
+    def id(self) -> str:
+        """The name given, else this host's with a suffix that the home keeps. Raises `bad-setting`."""
+        if not self.name:
+            return f"{_host_token()}-{self._suffix()}"
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            raise AntfarmError(
+                Reason.BAD_SETTING,
+                f"{self.name!r} can't name a forager",
+                hint="use up to 64 letters, digits, '-' and '_'",
+            )
+        return self.name
+
+    def memory_budget(self) -> int:
+        return self.memory or int(psutil.virtual_memory().available * MEMORY_SHARE)
+
+    def shard_threads(self) -> int:
+        return self.threads or len(self.cpus) or cores()
+
+    def _suffix(self) -> str:
+        file = self.home.path / "forager-id"
+        self.home.path.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.write_text(secrets.token_hex(2))
+        return file.read_text().strip()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _host_token() -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname())[:48].strip("-") or "host"
