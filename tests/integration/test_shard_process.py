@@ -323,8 +323,9 @@ def test_a_shard_with_another_secret_is_refused(models: Models, start: Start) ->
 
     two = start(models.path("tiny-llama"), ranks=2, change=change)
     two.link(two.load())
-    reasons = {shard.expect(ShardFailed).failure.reason for shard in two.shards}
-    assert reasons & {"link-refused", "link-garbage"}
+    failed = two.shards[1].expect(ShardFailed)
+    assert (failed.failure.reason, failed.lost_peer) == ("link-refused", 0)
+    assert two.shards[1].wait() == 1
 
 
 def test_a_follower_holds_no_tokenizer(models: Models, start: Start) -> None:
@@ -349,15 +350,12 @@ def test_an_idle_replica_costs_no_processor(models: Models, start: Start) -> Non
 
 @pytest.mark.skipif(smollm2() is None, reason="the real model is not installed")
 @pytest.mark.parametrize(("stages", "ranks"), [(1, 1), (1, 2), (2, 1)], ids=["one", "tensor-2", "pipeline-2"])
-def test_the_real_model_knows_the_capital_of_france(start: Start, stages: int, ranks: int) -> None:
+def test_the_real_model_knows_a_capital(start: Start, stages: int, ranks: int) -> None:
     path = smollm2()
     assert path
     real = start(path, stages=stages, ranks=ranks, options=RunOptions(context=256)).ready()
-    chat = (ChatMessage("user", "What is the capital of France?"),)
+    chat = (ChatMessage("user", "Name the capital of Germany."),)
     real.lead.tell(TaskAssign("chat", REPLICA, EPOCH, Sampling(temperature=0, max_tokens=32), messages=chat))
     (answer,) = real.collect("chat")
-    assert "Paris" in answer.text
+    assert "Berlin" in answer.text
     assert answer.end.finish == "stop"
-    timings = answer.end.timings
-    assert timings
-    print(f"{(answer.count - 1) / timings.decode:.1f} tokens/s, {answer.text!r}")

@@ -82,6 +82,15 @@ def test_draws_follow_the_reference_distribution(setting: Sampling) -> None:
     assert chi <= freedom + 5 * math.sqrt(2 * freedom) + 1e-9
 
 
+def test_draws_from_a_large_vocabulary_are_spread_as_its_probabilities() -> None:
+    row = np.random.default_rng(4).normal(0, 1, 3000).astype(np.float32)
+    shares = np.exp(row.astype(np.float64)).reshape(10, -1).sum(axis=1)
+    shares /= shares.sum()
+    sampler, n = Sampler(Sampling(seed=5), []), 5000
+    drawn = np.bincount([sampler.sample(row) // 300 for _ in range(n)], minlength=10)
+    assert ((drawn - n * shares) ** 2 / (n * shares)).sum() < 9 + 5 * math.sqrt(18)
+
+
 logits = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=60)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from antfarm.config import DEFAULT_CONTEXT, LINK_S, LOAD_S
 from antfarm.engine import Engine
@@ -90,6 +91,7 @@ class Shard:
             facts, options = file.facts, self._spec.load.options
             width, context = facts.embedding, options.context or min(facts.context, DEFAULT_CONTEXT)
             self._options = msgspec.structs.replace(options, context=context)
+            runtime = psutil.Process().memory_info().rss
             engine = Engine.load(
                 file,
                 self._part,
@@ -99,7 +101,8 @@ class Shard:
                 progress=self._progress(),
             )
         with contextlib.closing(engine):
-            self._stdio.emit(ShardLoaded(*self._id, engine.memory, time.monotonic() - began))
+            memory = msgspec.structs.replace(engine.memory, runtime=runtime)
+            self._stdio.emit(ShardLoaded(*self._id, memory, time.monotonic() - began))
             self._peers = self._await_link().peers
             with Mesh.connect(listener, self._mesh_spec(width), self._peers) as mesh:
                 self._stdio.emit(ShardLinked(*self._id))

@@ -22,6 +22,7 @@ Row = NDArray[np.float32]
 
 MAX_LOGPROBS = 20  # alternatives per token, as OpenAI's API allows
 
+_BLOCK = 512  # weights summed at once
 _SEED_MASK = 2**64 - 1  # APIs take signed seeds; PCG64 takes none below zero
 
 
@@ -99,14 +100,31 @@ class Sampler:
             kept = _nucleus(weights, s.top_p, s.min_p)
             ids = kept if ids is None else ids[kept]
             weights = weights[kept]
-        mass = np.cumsum(weights, dtype=np.float64)
-        at = int(np.searchsorted(mass, self._random.random() * mass[-1], side="right"))
-        at = min(at, len(mass) - 1)  # the product may round up to the whole mass
+        at = _pick(weights, self._random.random())
         return at if ids is None else int(ids[at])
 
 
 def _ids(tokens: Collection[int]) -> NDArray[np.intp]:
     return np.fromiter(tokens, np.intp, len(tokens))
+
+
+def _pick(weights: Row, uniform: float) -> int:
+    """The index that a number in [0, 1) falls on when each index has its weight's share of the line.
+
+    First among blocks, then within one: a running sum over a large vocabulary takes milliseconds.
+    """
+    blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
+    mass = np.cumsum(blocks)
+    at = uniform * mass[-1]
+    block = _first_beyond(mass, at)
+    inside = np.cumsum(weights[block * _BLOCK :][:_BLOCK], dtype=np.float64)
+    return block * _BLOCK + _first_beyond(inside, at - (mass[block] - blocks[block]))
+
+
+def _first_beyond(mass: NDArray[np.float64], at: float) -> int:
+    """The first index whose running sum is above `at`; if rounding put `at` past them all, the last one
+    that added something."""
+    return int(min(np.searchsorted(mass, at, side="right"), np.searchsorted(mass, mass[-1])))
 
 
 def _nucleus(weights: Row, top_p: float, min_p: float) -> NDArray[np.intp]:
