@@ -129,7 +129,7 @@ def _check_blocks(fact: TensorFact, cols: Span) -> None:
     if cols.lo % fact.block or cols.hi % fact.block:
         raise ModelError(
             Reason.SPLIT_IMPOSSIBLE,
-            f"{fact.name} can't be cut at columns {cols.lo} and {cols.hi}: {fact.type} has blocks of {fact.block}",
+            f"columns {cols.lo} to {cols.hi} of {fact.name} cut a {fact.type} block of {fact.block} values",
             hint="cut at whole blocks, or split as a pipeline",
         )
 

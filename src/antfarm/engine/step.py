@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,19 +49,21 @@ class StepShape(NamedTuple):
 
 def shape_of(batch: Batch, limits: Limits) -> StepShape:
     """Raises `internal` for a batch outside of the limits, which ggml would not survive."""
-    slots, positions = batch.slots, batch.positions
-    if not len(slots) == len(positions) > 0 or len(slots) > limits.rows:
+    slots, positions = batch.slots.tolist(), batch.positions.tolist()
+    rows = len(slots)
+    if not 0 < rows == len(positions):
         raise _outside(batch, limits)
     chunk = batch.is_chunk
-    steps = np.diff(positions if chunk else slots)
-    regular = (steps == 1).all() and (slots == slots[0]).all() if chunk else (steps > 0).all()
-    lo, hi, last = int(slots[0]), int(slots[-1]) + 1, int(positions.max())
-    if not regular or lo < 0 or hi > limits.slots or int(positions.min()) < 0 or last >= limits.context:
-        raise _outside(batch, limits)
-    if chunk and batch.rows > limits.chunk:
+    if chunk:
+        consecutive = positions == list(range(positions[0], positions[0] + rows))
+        regular = rows <= limits.chunk and consecutive and slots.count(slots[0]) == rows
+    else:
+        regular = all(a < b for a, b in pairwise(slots))
+    lo, hi, last = slots[0], slots[-1] + 1, max(positions)
+    if not regular or lo < 0 or hi > limits.slots or min(positions) < 0 or last >= limits.context:
         raise _outside(batch, limits)
     cached = min(-(-(last + 1) // _BUCKET) * _BUCKET, limits.context)
-    return StepShape(batch.rows, batch.rows if chunk else 1, Span(lo, hi), cached)
+    return StepShape(rows, rows if chunk else 1, Span(lo, hi), cached)
 
 
 def largest(limits: Limits) -> list[StepShape]:
