@@ -52,7 +52,9 @@ def everywhere(
 
 def main() -> None:
     """Run one command. Exits 0, 1 with a reason on stderr, 2 for wrong usage, or 130 for Ctrl-C."""
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
     session = Session()
     try:
         app(obj=session)

@@ -36,12 +36,13 @@ def queen(
     from antfarm.cli.joining import hide_key
     from antfarm.cli.serve import run_daemon
     from antfarm.cli.serve_queen import serve_queen
-    from antfarm.client.launch import QueenOptions
+    from antfarm.client.launch import QueenOptions, Starter
 
     home = home_of(context)
     hide_key(home, api_key)
     options = QueenOptions(listen, api_port, bus_port, bus, bus_token.absolute() if bus_token else None)
-    run_daemon(home, "queen", "", ready_fd, lambda daemon: serve_queen(daemon, options))
+    with Starter(ready_fd) as starter:
+        run_daemon(home, "queen", "", starter, lambda daemon: serve_queen(daemon, options))
 
 
 @app.command()
@@ -68,10 +69,19 @@ def forager(
     """
     from antfarm.cli.joining import take_invitation
     from antfarm.cli.serve import run_daemon
-    from antfarm.cli.serve_forager import serve_forager
-    from antfarm.client.launch import ForagerOptions
+    from antfarm.cli.serve_forager import forager_settings, serve_forager
+    from antfarm.client.launch import ForagerOptions, Starter
 
     home = home_of(context)
     invitation = take_invitation(home, join) if join else None
     options = ForagerOptions(name, parse_size(memory), threads, parse_numbers(cpus), listen)
-    run_daemon(home, "forager", name, ready_fd, lambda daemon: serve_forager(daemon, options, invitation))
+    token_file = bus_token.absolute() if bus_token else None
+    with Starter(ready_fd) as starter:
+        settings = forager_settings(home, options, invitation, token_file)
+        run_daemon(
+            home,
+            "forager",
+            settings.id(),
+            starter,
+            lambda daemon: serve_forager(daemon, settings, token_file),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from antfarm.cli.options import (
@@ -37,6 +38,51 @@ def pull(context: typer.Context, model: Ref) -> None:
     Its checksum is verified; an interrupted download goes on where it stopped.
     """
     say(str(pull_and_show(home_of(context), model)))
+
+
+@app.command()
+def models(context: typer.Context, as_json: Json = False) -> None:
+    """Show the catalog, this host's files and what is loaded."""
+    from antfarm.model.catalog import Catalog
+
+    home = home_of(context)
+    catalog = Catalog(home.models)
+    rows = {entry.name: ModelRow(entry.name, entry.title, entry.source.bytes) for entry in catalog.entries()}
+    for file in catalog.installed():
+        row = rows.get(file.name, ModelRow(file.name))
+        rows[file.name] = msgspec.structs.replace(row, bytes=file.bytes, path=str(file.path))
+    for status in _loaded(home):
+        row = rows.get(status.model, ModelRow(status.model, path=status.source))
+        rows[status.model] = msgspec.structs.replace(row, state=status.state)
+    if as_json:
+        document(list(rows.values()))
+        return
+    table(
+        ("MODEL", "SIZE", "HERE", "STATE", "TITLE"),
+        (
+            (row.model, size(row.bytes) if row.bytes else "", "yes" if row.path else "", row.state, row.title)
+            for row in rows.values()
+        ),
+    )
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """A model in `antc models`: known, on this disk, loaded, or all of these."""
+
+    model: str
+    title: str = ""
+    bytes: int = 0
+    path: str = ""  # on this host
+    state: str = ""  # in the colony, when loaded
+
+
+def _loaded(home: Home) -> tuple[ModelStatus, ...]:
+    """What the colony has loaded; nothing where none runs."""
+    from antfarm.client import state
+
+    if not state.read(home).on_bus():
+        return ()
+    return with_control(home, lambda control: control.models())
 
 
 @app.command()

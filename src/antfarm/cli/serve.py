@@ -13,11 +13,10 @@ import typer
 
 from antfarm.cli.logs import log_to
 from antfarm.client import state
-from antfarm.client.launch import Ready, tell_ready
+from antfarm.client.launch import Ready, Starter
 from antfarm.client.state import Process
 from antfarm.config import STOP_S, Home
 from antfarm.errors import AntfarmError, Reason, StateError
-from antfarm.messages import Failure
 
 END_S = 2 * STOP_S  # from the signal to the end
 
@@ -30,43 +29,34 @@ class Daemon:
 
     home: Home
     role: str
-    name: str
-    announce: Callable[[Process], None]  # into the home's state
-    ready_fd: int  # of the starter's pipe; -1 in the foreground
+    announce: Callable[[Process], Process]  # into the home's state
+    starter: Starter
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     signal: int = 0
     is_ready: bool = False
 
-    @property
-    def detached(self) -> bool:
-        return self.ready_fd >= 0
-
     def ready(self, entry: Process) -> None:
-        """Everything listens: say so in the home, and to the starter."""
-        self.announce(entry)
+        """Everything listens: say so in the home, and to the starter. Its id and start time are filled in."""
+        entry = self.announce(entry)
         self.is_ready = True
-        if self.detached and not tell_ready(self.ready_fd, Ready(entry)):
-            raise StateError(Reason.CANCELLED, "the process that started this daemon has gone")
+        self.starter.tell(Ready(entry))
 
 
 def run_daemon(
-    home: Home, role: str, name: str, ready_fd: int, body: Callable[[Daemon], Awaitable[None]]
+    home: Home, role: str, name: str, starter: Starter, body: Callable[[Daemon], Awaitable[None]]
 ) -> None:
     """Run `body` until SIGTERM or Ctrl-C sets its `stop`, or it ends by itself.
 
     Raises `StateError` `colony-exists` when this role (and name) is taken in the home.
     """
-    log_to(home.logs / f"{'-'.join(filter(None, (role, name)))}.log" if ready_fd >= 0 else None)
-    daemon = None
-    try:
-        with state.claim(home, role, name) as announce:
-            daemon = Daemon(home, role, name, announce, ready_fd)
+    log_to(home.logs / f"{role}-{name}.log".replace("-.", ".") if starter.waits else None)
+    with state.claim(home, role, name) as announce:
+        daemon = Daemon(home, role, announce, starter)
+        try:
             asyncio.run(_until_stopped(daemon, body))
-    except AntfarmError as error:
-        log.error("%s", error)
-        if ready_fd >= 0 and not (daemon and daemon.is_ready):
-            tell_ready(ready_fd, Failure.of(error))
-        raise
+        except AntfarmError as error:
+            log.error("%s", error)
+            raise
     if daemon.signal == signal.SIGINT:
         raise typer.Exit(130)
 
@@ -74,7 +64,8 @@ def run_daemon(
 async def _until_stopped(daemon: Daemon, body: Callable[[Daemon], Awaitable[None]]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, _stop, daemon, number)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` and `&` in scripts arrange
+            loop.add_signal_handler(number, _stop, daemon, number)
     work = asyncio.ensure_future(body(daemon))
     stopping = asyncio.ensure_future(daemon.stop.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,6 +79,22 @@ async def _until_stopped(daemon: Daemon, body: Callable[[Daemon], Awaitable[None
     stopping.cancel()
     if not work.cancelled():
         work.result()
+
+
+async def until_stopped(daemon: Daemon, *parts: Awaitable[object]) -> None:
+    """Return when the daemon is to stop. A part that ends earlier is a failure, and raises its error."""
+    running = [asyncio.ensure_future(part) for part in parts]
+    stopping = asyncio.ensure_future(daemon.stop.wait())
+    try:
+        done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+        for part in done - {stopping}:
+            part.result()
+        if stopping not in done:
+            raise StateError(Reason.INTERNAL, f"a part of the {daemon.role} ended by itself")
+    finally:
+        for part in (stopping, *running):
+            part.cancel()
+        await asyncio.gather(stopping, *running, return_exceptions=True)
 
 
 def _stop(daemon: Daemon, number: int) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 import psutil
@@ -23,6 +25,7 @@ from antfarm.client import state
 from antfarm.client.state import Process
 from antfarm.config import API_PORT, BUS_PORT, STOP_S, Home
 from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.forager.settings import MEMORY_SHARE, cores
 from antfarm.messages import Failure, Message
 
 START_S = 30.0  # from spawning a daemon to its ready line
@@ -81,11 +84,9 @@ def divide_host(count: int, each: ForagerOptions | None = None) -> list[ForagerO
     """
     each = each or ForagerOptions()
     stem = each.name or "forager"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = int(psutil.virtual_memory().available * MEMORY_SHARE)
     shared = replace(
-        each,
-        threads=each.threads or max(1, cores // count),
-        memory=each.memory or psutil.virtual_memory().available * 8 // 10 // count,
+        each, threads=each.threads or max(1, cores() // count), memory=each.memory or free // count
     )
     return [replace(shared, name=f"{stem}-{number}") for number in range(1, count + 1)]
 
@@ -242,11 +243,33 @@ class _Daemon:
         )
 
 
-def tell_ready(descriptor: int, told: Ready | Failure) -> bool:
-    """A daemon's side of the pipe. False: who started it has gone, and nobody knows of this daemon."""
-    try:
-        with os.fdopen(descriptor, "wb") as pipe:
-            pipe.write(msgspec.json.encode(told) + b"\n")
-    except BrokenPipeError:
-        return False
-    return True
+class Starter:
+    """A daemon's side of the pipe, for one message: that it is ready, or why it can't be.
+
+    As a context manager it passes on the error that ends the block. Without a pipe, in the
+    foreground, it does nothing.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = os.fdopen(descriptor, "wb") if descriptor >= 0 else None
+        self.waits = self._pipe is not None
+
+    def tell(self, told: Ready | Failure) -> None:
+        """Raises `StateError` `cancelled` when the starter has gone: nobody knows of this daemon then."""
+        if self._pipe is None:
+            return
+        pipe, self._pipe = self._pipe, None
+        try:
+            with pipe:
+                pipe.write(msgspec.json.encode(told) + b"\n")
+        except BrokenPipeError:
+            raise StateError(Reason.CANCELLED, "the process that started this daemon has gone") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, AntfarmError):
+            self.tell(Failure.of(error))

@@ -27,8 +27,8 @@ class Process(msgspec.Struct, frozen=True):
 
     role: str
     name: str
-    pid: int
-    started: float  # seconds since the epoch
+    pid: int = 0
+    started: float = 0.0  # seconds since the epoch
     api: str = ""  # a queen's URL
     bus: str = ""  # URL
     bus_token: str = ""  # the file with its token, when it is not the colony's own bus
@@ -71,7 +71,7 @@ def read(home: Home) -> ColonyState:
 
 
 @contextmanager
-def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process], None]]:
+def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process], Process]]:
     """Be the one process of this role (and name) in the home while the block runs.
 
     Yields a way to replace the entry, once addresses are known. Raises `StateError` `colony-exists`
@@ -82,9 +82,11 @@ def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process],
     def others() -> Iterable[Process]:
         return (p for p in read(home).processes if (p.role, p.pid) != (role, mine.pid))
 
-    def announce(entry: Process) -> None:
+    def announce(entry: Process) -> Process:
+        entry = msgspec.structs.replace(entry, pid=mine.pid, started=mine.started)
         with _locked(home):
-            _write(home, (*others(), msgspec.structs.replace(entry, pid=mine.pid, started=mine.started)))
+            _write(home, (*others(), entry))
+        return entry
 
     with _locked(home):
         for other in others():
