@@ -193,25 +193,15 @@ def test_the_context_is_a_limit(models: Models, start: Start) -> None:
     assert (rest.end.finish, rest.count) == ("length", 28)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "sampling"),
-    [
-        ("", GREEDY),
-        ([], GREEDY),
-        ([512], GREEDY),
-        ([-1], GREEDY),
-        ("a", Sampling(temperature=-1)),
-        ("a", Sampling(max_tokens=0)),
-    ],
-    ids=str,
-)
-def test_a_request_that_cannot_be_ends_alone(
-    models: Models, start: Start, prompt: str | list[int], sampling: Sampling
-) -> None:
+def test_a_request_that_cannot_be_ends_alone(models: Models, start: Start) -> None:
     one = start(models.path("tiny-llama")).ready()
-    bad = one.ask(prompt, sampling)
-    assert bad.end.finish == "error" and bad.end.failure
-    assert bad.end.failure.reason == "invalid-request"
+    prompts: list[str | list[int]] = ["", [], [512], [-1]]
+    wrong = [(prompt, GREEDY) for prompt in prompts]
+    wrong += [("a", replace(GREEDY, temperature=-1.0)), ("a", replace(GREEDY, max_tokens=0))]
+    for prompt, sampling in wrong:
+        bad = one.ask(prompt, sampling)
+        assert bad.end.finish == "error" and bad.end.failure
+        assert bad.end.failure.reason == "invalid-request"
     assert one.ask("a", GREEDY).count == 24
 
 
