@@ -34,6 +34,7 @@ LOG_BYTES = 4 << 20
 
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _PR_SET_PDEATHSIG = 1
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # where a server that listens everywhere is reached
 
 
 class EmbeddedServer:
@@ -83,7 +84,8 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        return f"nats://{self._host}:{self.port}"
+        """For clients on this host."""
+        return f"nats://{_LOOPBACK.get(self._host, self._host)}:{self.port}"
 
     @property
     def pid(self) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from antfarm.colony.state import Model, Phase, Replica
-from antfarm.errors import AntfarmError, ModelError, PlanError, Reason, StateError
+from antfarm.errors import AntfarmError, ModelError, PlanError, Reason, RequestError, StateError
 from antfarm.messages import Failure, ForagerFacts, LoadModel
 from antfarm.types import ModelFacts
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 
 
 def introduce(facts: ForagerFacts) -> str:
@@ -18,6 +21,12 @@ def introduce(facts: ForagerFacts) -> str:
 
 def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[str], anybody: bool) -> None:
     """Raise why a load can't even begin."""
+    if not _NAME.fullmatch(name):
+        raise RequestError(
+            Reason.INVALID_REQUEST,
+            f"{name!r} can't name a model",
+            hint="use up to 64 letters, digits, '.', '_', ':' and '-', beginning with a letter or digit",
+        )
     if ask.reshard and model is None:
         raise unknown(name, known, retired=False)
     for replica in model.replicas() if model else ():

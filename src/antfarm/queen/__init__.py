@@ -1,0 +1,1 @@
+"""The coordinator: registry, placement, tasks; the API in `queen.api` lives with it."""
