@@ -70,8 +70,8 @@ class GgufFile:
     @cached_property
     def arch(self) -> str:
         """The architecture's GGUF name. Raises `unsupported-architecture` when the file has none."""
-        value = self.metadata.get("general.architecture")
-        if not isinstance(value, str):
+        value = self.metadata.typed("general.architecture", str, "")
+        if not value:
             raise self._unsupported("names no architecture")
         return value
 
@@ -95,7 +95,7 @@ class GgufFile:
         if head is None or len(head.shape) != 2:
             raise self._unsupported("has no token_embd.weight: it is a vocabulary, not a model")
         return ModelFacts(
-            name=str(self.metadata.get("general.name") or self.path.stem),
+            name=self.metadata.typed("general.name", str, "") or self.path.stem,
             architecture=self.arch,
             layers=self._number("block_count"),
             embedding=embedding,

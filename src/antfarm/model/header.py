@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from antfarm.errors import ModelError, Reason
 from antfarm.types import TensorFact
 
+T = TypeVar("T")
 Buffer = Any  # bytes or mmap: indexable, sliceable to bytes, with the buffer protocol
 
 DEFAULT_ALIGNMENT = 32
@@ -69,6 +70,12 @@ class Metadata(Mapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
+
+    def typed(self, key: str, kind: type[T], default: T) -> T:
+        """The value if it is of that Python type (list for texts, ndarray for numbers), else the default:
+        what a file says in another type is as good as not said."""
+        value = self.get(key)
+        return value if isinstance(value, kind) else default
 
     def add(self, key: str, value: _Value) -> None:
         """For the parser; a repeated key means a corrupt file."""
@@ -155,8 +162,8 @@ def _magic(cursor: _Cursor) -> int:
 
 
 def _refuse_split(metadata: Metadata) -> None:
-    parts = metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
+    parts = metadata.typed("split.count", int, 1)
+    if parts > 1:
         raise ModelError(
             Reason.UNSUPPORTED_FILE,
             f"the model is cut into {parts} GGUF files",

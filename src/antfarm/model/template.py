@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from antfarm.errors import ModelError, Reason, RequestError
 from antfarm.messages import ChatMessage
 from antfarm.model.gguf import GgufFile
+from antfarm.model.header import Metadata
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -45,9 +46,9 @@ class ChatTemplate:
     def from_gguf(cls, file: GgufFile) -> ChatTemplate:
         """The file's template; without one, ChatML where the vocabulary knows it, else `role: text` lines."""
         metadata = file.metadata
-        tokens = metadata.get("tokenizer.ggml.tokens", [])
-        source = metadata.get("tokenizer.chat_template")
-        if not isinstance(source, str) or not source.strip():
+        tokens: list[str] = metadata.typed("tokenizer.ggml.tokens", list, [])
+        source = metadata.typed("tokenizer.chat_template", str, "")
+        if not source.strip():
             source = CHATML if "<|im_start|>" in tokens else PLAIN
         return cls(
             source,
@@ -98,9 +99,9 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 
-def _token(metadata: Mapping[str, Any], tokens: Sequence[str], name: str) -> str:
-    index = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else ""
+def _token(metadata: Metadata, tokens: Sequence[str], name: str) -> str:
+    index = metadata.typed(f"tokenizer.ggml.{name}_token_id", int, -1)
+    return tokens[index] if 0 <= index < len(tokens) else ""
 
 
 def _refused(why: str) -> RequestError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from antfarm.errors import ModelError, Reason, RequestError
 from antfarm.model.bytelevel import ByteLevelBpe
 from antfarm.model.gguf import GgufFile
+from antfarm.model.header import Metadata
 from antfarm.model.pretokenize import PRE_TOKENIZERS
 from antfarm.model.sentencepiece import SentencePiece
 
@@ -56,17 +57,17 @@ class _Kind:
 class Tokenizer:
     """The vocabulary of one model. Ids beyond it (padding rows of the embedding) are empty text."""
 
-    def __init__(self, kind: _Kind, metadata: Mapping[str, Any], tokens: Sequence[str]) -> None:
+    def __init__(self, kind: _Kind, metadata: Metadata, tokens: Sequence[str]) -> None:
         self._kind = kind
         self._tokens = tokens
         self.size = len(tokens)
         self.bos = self._special_id(metadata, "bos", kind.bos)
         self.eos = self._special_id(metadata, "eos", kind.eos)
-        self.adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", kind.adds_bos))
+        self.adds_bos = metadata.typed("tokenizer.ggml.add_bos_token", bool, kind.adds_bos)
         ends = [self._special_id(metadata, name, None) for name in ("eot", "eom")]
         by_text = [index for index, token in enumerate(tokens) if token in _ENDS]
         self.eog: frozenset[int] = frozenset(each for each in (self.eos, *ends, *by_text) if each is not None)
-        types = np.asarray(metadata.get("tokenizer.ggml.token_type", ()))[: self.size]
+        types = metadata.typed("tokenizer.ggml.token_type", np.ndarray, np.empty(0))[: self.size]
         self._hidden = self.eog.union(_where(types, TokenType.CONTROL, TokenType.UNKNOWN))
         users = _where(types, TokenType.USER_DEFINED) - self._hidden
         self._plain = self._hidden | users
@@ -78,11 +79,11 @@ class Tokenizer:
     def from_gguf(cls, file: GgufFile) -> Tokenizer:
         """Raises `unsupported-tokenizer`, naming what the file asks for."""
         metadata = file.metadata
-        name = metadata.get("tokenizer.ggml.model", "none")
+        name = metadata.typed("tokenizer.ggml.model", str, "none")
         if name not in _KINDS:
             raise _unsupported(file, f"has the tokenizer {name!r}; supported are {', '.join(_KINDS)}")
-        tokens = metadata.get("tokenizer.ggml.tokens")
-        if not isinstance(tokens, list) or not tokens:
+        tokens: list[str] = metadata.typed("tokenizer.ggml.tokens", list, [])
+        if not tokens:
             raise _unsupported(file, "has no vocabulary")
         try:
             return cls(_KINDS[name](metadata, tokens), metadata, tokens)
@@ -128,9 +129,9 @@ class Tokenizer:
         """Whether a token is control, with no text of its own in an answer."""
         return token in self._hidden
 
-    def _special_id(self, metadata: Mapping[str, Any], name: str, default: int | None) -> int | None:
-        value = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
-        return value if isinstance(value, int) and 0 <= value < self.size else None
+    def _special_id(self, metadata: Metadata, name: str, default: int | None) -> int | None:
+        value = metadata.typed(f"tokenizer.ggml.{name}_token_id", int, -1 if default is None else default)
+        return value if 0 <= value < self.size else None
 
 
 class TextStream:
@@ -151,25 +152,25 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> _Kind:
-    name = metadata.get("tokenizer.ggml.pre", "default")
+def _byte_level(metadata: Metadata, tokens: list[str]) -> _Kind:
+    name = metadata.typed("tokenizer.ggml.pre", str, "default")
     if name not in PRE_TOKENIZERS:
         raise ValueError(f"the pre-tokenizer {name!r} is unknown")
     pre = PRE_TOKENIZERS[name]
-    model = ByteLevelBpe(tokens, metadata.get("tokenizer.ggml.merges", ()), pre)
+    model = ByteLevelBpe(tokens, metadata.typed("tokenizer.ggml.merges", list, []), pre)
     return _Kind(model, None, None, adds_bos=pre.bos, space_prefix=False)
 
 
-def _sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> _Kind:
-    scores = np.asarray(metadata.get("tokenizer.ggml.scores", ()), np.float64).tolist()
+def _sentence_piece(metadata: Metadata, tokens: list[str]) -> _Kind:
+    scores: list[float] = metadata.typed("tokenizer.ggml.scores", np.ndarray, np.empty(0)).tolist()
     if len(scores) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have {len(scores)} scores")
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = metadata.typed("tokenizer.ggml.add_space_prefix", bool, True)
     model = SentencePiece(tokens, scores, space_prefix=prefix)
     return _Kind(model, bos=1, eos=2, adds_bos=True, space_prefix=prefix)
 
 
-_KINDS: dict[str, Callable[[Mapping[str, Any], list[str]], _Kind]] = {
+_KINDS: dict[str, Callable[[Metadata, list[str]], _Kind]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
 }
