@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Self
 
 from antfarm.bus import Bus, EmbeddedServer, Lease, OpsLog, Registry, Subscription
@@ -108,7 +108,7 @@ class Queen:
         found = [replica for model in self._colony.models() for replica in model.replicas()]
         return [views.replica_status(replica, self._epoch_offset) for replica in found]
 
-    def run(self, request: TaskRequest) -> AsyncIterator[TaskEvent]:
+    def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
         """`tasks.run`."""
         return self.tasks.run(request)
 
