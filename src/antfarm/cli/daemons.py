@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from antfarm.cli.options import ApiKey, ApiPort, BusPort, Listen, Memory, parse_numbers, parse_size
+from antfarm.cli.options import ApiKey, ApiPort, BusPort, Listen, Memory, file_path, parse_numbers, parse_size
 from antfarm.cli.session import home_of
 from antfarm.config import API_PORT, BUS_PORT
 
@@ -40,7 +40,7 @@ def queen(
 
     home = home_of(context)
     hide_key(home, api_key)
-    options = QueenOptions(listen, api_port, bus_port, bus, bus_token.absolute() if bus_token else None)
+    options = QueenOptions(listen, api_port, bus_port, bus, file_path(bus_token))
     with Starter(ready_fd) as starter:
         run_daemon(home, "queen", "", starter, lambda daemon: serve_queen(daemon, options))
 
@@ -75,7 +75,7 @@ def forager(
     home = home_of(context)
     invitation = take_invitation(home, join) if join else None
     options = ForagerOptions(name, parse_size(memory), threads, parse_numbers(cpus), listen)
-    token_file = bus_token.absolute() if bus_token else None
+    token_file = file_path(bus_token)
     with Starter(ready_fd) as starter:
         settings = forager_settings(home, options, invitation, token_file)
         run_daemon(

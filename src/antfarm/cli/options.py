@@ -81,6 +81,11 @@ def parse_wire(text: str) -> WireFormat:
     return WireFormat(text)
 
 
+def file_path(path: Path | None) -> str:
+    """An absolute path for a process that may run elsewhere; empty for none."""
+    return str(path.absolute()) if path else ""
+
+
 def absolute_ref(model: str) -> str:
     """A file that is here by its absolute path, since daemons run elsewhere; other references as they are."""
     path = Path(model).expanduser()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from antfarm.cli.addresses import is_wildcard, towards
@@ -21,7 +20,7 @@ from antfarm.secret import Secret
 
 
 def forager_settings(
-    home: Home, options: ForagerOptions, invitation: Invitation | None, token_file: Path | None
+    home: Home, options: ForagerOptions, invitation: Invitation | None, token_file: str
 ) -> ForagerSettings:
     """What is given, and the rest from the home. Raises `colony-down` when there is nothing to join."""
     member = state.read(home).on_bus()
@@ -34,7 +33,7 @@ def forager_settings(
             hint="give the whole line that `antc nodes --join` prints on the queen's host",
         )
     bus = invitation.bus if invitation else member.bus if member else ""
-    token = str(token_file or (member.bus_token if member and not invitation else ""))
+    token = token_file or (member.bus_token if member and not invitation else "")
     return ForagerSettings(
         home,
         Secret.load_or_create(home.secret_file),
@@ -48,12 +47,12 @@ def forager_settings(
     )
 
 
-async def serve_forager(daemon: Daemon, settings: ForagerSettings, token_file: Path | None) -> None:
+async def serve_forager(daemon: Daemon, settings: ForagerSettings, token_file: str) -> None:
     """Run until stopped, or until the bus refuses to go on."""
     forager = await Forager.start(settings)
     try:
         facts = forager.facts
-        daemon.ready(Process("forager", forager.id, bus=settings.bus_url, bus_token=str(token_file or "")))
+        daemon.ready(Process("forager", forager.id, bus=settings.bus_url, bus_token=token_file))
         note(f"forager {forager.id} has joined the colony at {settings.bus_url}")
         note(f"its shards listen on {facts.address}: {size(facts.memory)}, {facts.threads} threads each")
         note("Ctrl-C ends it")

@@ -65,5 +65,9 @@ def api_of(home: Home) -> tuple[str, str]:
     queen = state.read(home).queen()
     if queen is None or not queen.api:
         raise no_colony(home)
-    key = home.api_key_file.read_text().strip() if home.api_key_file.exists() else ""
-    return queen.api, key
+    return queen.api, api_key(home)
+
+
+def api_key(home: Home) -> str:
+    """The key that the API of this home asks for; empty when it asks for none."""
+    return home.api_key_file.read_text().strip() if home.api_key_file.exists() else ""

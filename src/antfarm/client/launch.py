@@ -46,13 +46,13 @@ class QueenOptions:
     api_port: int = API_PORT
     bus_port: int = BUS_PORT
     bus: str = ""
-    bus_token: Path | None = None
+    token_file: str = ""  # holds the token of that NATS
 
     def arguments(self) -> list[str]:
         given = ["--listen", self.listen, "--api-port", str(self.api_port)]
         if not self.bus:
             return [*given, "--bus-port", str(self.bus_port)]
-        token = ["--bus-token", str(self.bus_token)] if self.bus_token else []
+        token = ["--bus-token", self.token_file] if self.token_file else []
         return [*given, "--bus", self.bus, *token]
 
 
