@@ -10,7 +10,7 @@ from antfarm.secret import Secret
 
 @dataclass(frozen=True)
 class QueenSettings:
-    """Without `bus_url` the queen runs a nats-server of her own, at `bus_host`:`bus_port` (0: any free one)."""
+    """Without `bus_url` the queen runs a nats-server of her own, at `bus_host`:`bus_port` (0: a free one)."""
 
     home: Home
     secret: Secret

@@ -1,0 +1,334 @@
+"""A whole colony: real bus, real foragers, real shard processes, a tiny random model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from support.forager_process import ForagerProcess
+
+from antfarm.bus import Bus, OpsLog
+from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
+from antfarm.config import Home
+from antfarm.errors import AntfarmError, Reason
+from antfarm.forager import Forager, ForagerSettings
+from antfarm.messages import (
+    Done,
+    ListModels,
+    LoadModel,
+    ModelStatus,
+    OpsEvent,
+    TaskAccepted,
+    TaskFinished,
+    TaskTokens,
+    UnloadModel,
+)
+from antfarm.model.synthetic import SHAPES, write
+from antfarm.queen.service import Queen
+from antfarm.queen.settings import QueenSettings
+from antfarm.queen.tasks import TaskRequest
+from antfarm.secret import Secret
+from antfarm.types import Sampling
+
+GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+class World:
+    """One home with a queen and the foragers that a test starts."""
+
+    def __init__(self, home: Home, queen: Queen) -> None:
+        self.home = home
+        self.queen = queen
+        self.foragers: dict[str, ForagerProcess] = {}
+
+    async def forager(self, name: str, mib: int = 1024) -> ForagerProcess:
+        started = await ForagerProcess.start(self.home.path, self.queen.bus_url, name, mib)
+        self.foragers[name] = started
+        await self.until(lambda: name in [f.id for f in self.queen.foragers()])
+        return started
+
+    async def load(self, model: Path, split: int, **more: object) -> ModelStatus:
+        """Load and wait until it is ready; raises its failure."""
+        asked = await self.queen.load(LoadModel(str(model), name="tiny", split=split, **more))  # type: ignore[arg-type]
+
+        def settled() -> ModelStatus | None:
+            mine = next(s for s in self.queen.replicas() if s.epoch == asked.epoch)
+            return mine if mine.state != "loading" else None
+
+        status = await self.until(settled)
+        assert isinstance(status, ModelStatus)
+        if status.failure:
+            raise status.failure.error()
+        return status
+
+    async def until(self, true: Callable[[], object], within: float = 30.0) -> object:
+        """Look until it is so; the queen has no event for every change that a test waits for."""
+        async with asyncio.timeout(within):
+            while not (found := true()):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return found
+
+    async def ask(self, sampling: Sampling = GREEDY) -> list[int]:
+        """The answer's tokens, after checking the order of events."""
+        events = [e async for e in self.queen.tasks.run(TaskRequest("tiny", sampling, tokens=(1, 2, 3, 4)))]
+        assert events[0] == TaskAccepted(events[0].task, 4)
+        last = events[-1]
+        assert isinstance(last, TaskFinished) and last.failure is None
+        assert last.index == sum(e.count for e in events if isinstance(e, TaskTokens))
+        return [p.token for e in events if isinstance(e, TaskTokens) for p in e.logprobs]
+
+    async def ops(self) -> list[OpsEvent]:
+        bus = await Bus.connect(self.queen.bus_url, self.token, "reader")
+        try:
+            return await (await OpsLog.open(bus)).recent(100)
+        finally:
+            await bus.close()
+
+    @property
+    def token(self) -> str:
+        return Secret.load_or_create(self.home.secret_file).bus_token()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write(path, SHAPES["tiny-llama"], "f32")
+    return path
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    home = Home(tmp_path)
+    queen = await Queen.start(QueenSettings(home, Secret.load_or_create(home.secret_file), bus_port=0))
+    made = World(home, queen)
+    try:
+        yield made
+    finally:
+        await asyncio.gather(*(forager.end() for forager in made.foragers.values()))
+        await queen.close()
+        assert left_over(tmp_path) == []
+
+
+def left_over(home: Path) -> list[str]:
+    """Processes that this test started and left behind."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        words = " ".join(process.cmdline())
+        if "antfarm" in words or "nats-server" in words or str(home) in words:
+            found.append(words)
+    return found
+
+
+async def test_a_split_model_answers_alike_and_leaves_nothing(world: World, tiny: Path) -> None:
+    await world.forager("a")
+    await world.forager("b")
+    logprobs = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
+    status = await world.load(tiny, 2)
+    assert (status.state, status.mode, status.epoch) == ("ready", "tensor", 1)
+    assert {shard.forager for shard in status.shards} == {"a", "b"}
+    split = await world.ask(logprobs)
+    assert len(split) == 12
+    assert await world.ask(logprobs) == split
+
+    changed = await world.load(tiny, 2, mode="pipeline", reshard=True)
+    assert (changed.mode, changed.epoch) == ("pipeline", 2)
+    assert await world.ask(logprobs) == split
+    await world.until(lambda: all(len(f.shards()) == 1 for f in world.foragers.values()))
+
+    await world.queen.unload("tiny")
+    assert [f.shards() for f in world.foragers.values()] == [[], []]
+    with pytest.raises(AntfarmError) as caught:
+        await world.ask()
+    assert caught.value.reason is Reason.MODEL_RETIRED
+    kinds = [event.kind for event in await world.ops()]
+    assert kinds == [
+        "forager-joined",
+        "forager-joined",
+        "model-loading",
+        "model-ready",
+        "model-loading",
+        "model-ready",
+        "model-retired",
+    ]
+
+
+async def test_operators_speak_over_the_bus(world: World, tiny: Path) -> None:
+    await world.forager("a")
+    bus = await Bus.connect(world.queen.bus_url, world.token, "operator")
+    try:
+        asked = await bus.request(QUEEN_LOAD, LoadModel(str(tiny)))
+        assert (asked.model, asked.state) == ("tiny", "loading")
+        await world.until(lambda: world.queen.status()[0].state == "ready")
+        assert [m.state for m in (await bus.request(QUEEN_MODELS, ListModels())).models] == ["ready"]
+        with pytest.raises(AntfarmError) as caught:
+            await bus.request(QUEEN_LOAD, LoadModel(str(tiny)))
+        assert caught.value.reason is Reason.MODEL_LOADED
+        assert await bus.request(QUEEN_UNLOAD, UnloadModel("tiny")) == Done()
+        with pytest.raises(AntfarmError) as caught:
+            await bus.request(QUEEN_UNLOAD, UnloadModel("nothing"))
+        assert caught.value.reason is Reason.MODEL_UNKNOWN
+    finally:
+        await bus.close()
+
+
+async def test_a_killed_shard_makes_the_model_unavailable_and_a_load_brings_it_back(
+    world: World, tiny: Path
+) -> None:
+    await world.forager("a")
+    await world.forager("b")
+    status = await world.load(tiny, 2)
+    victim = world.foragers[status.shards[1].forager]
+    long = Sampling(temperature=0.0, max_tokens=400, ignore_eos=True)
+    run = world.queen.tasks.run(TaskRequest("tiny", long, tokens=(1, 2, 3)))
+    async with aclosing(run) as events:
+        await anext(events)
+        os.kill(victim.shards()[0].pid, signal.SIGKILL)
+        rest = [event async for event in events]
+    last = rest[-1]
+    assert isinstance(last, TaskFinished) and last.failure
+    assert last.failure.reason == Reason.SHARD_FAILED
+    with pytest.raises(AntfarmError) as caught:
+        await world.ask()
+    assert caught.value.reason is Reason.SHARD_MISSING
+    assert f"shard 1 on {status.shards[1].forager}" in caught.value.message
+    assert world.queen.status()[0].state == "unavailable"
+    await world.until(lambda: not any(forager.shards() for forager in world.foragers.values()))
+    assert [e.kind for e in await world.ops()].count("shard-missing") == 1
+
+    again = await world.load(tiny, 2)
+    assert (again.state, again.epoch) == ("ready", 2)
+    assert len(await world.ask(Sampling(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0))) == 3
+
+
+async def test_a_killed_forager_is_lost_and_its_shards_end_with_it(world: World, tiny: Path) -> None:
+    await world.forager("a")
+    await world.forager("b")
+    status = await world.load(tiny, 2)
+    name = status.shards[1].forager
+    victim = world.foragers[name]
+    orphan = victim.shards()[0]
+    victim.send(signal.SIGKILL)
+    await victim.wait()
+    await world.until(lambda: world.queen.status()[0].state == "unavailable")
+    with pytest.raises(AntfarmError) as caught:
+        await world.ask()
+    assert caught.value.reason is Reason.SHARD_MISSING
+    assert name in caught.value.message
+    assert await asyncio.to_thread(psutil.wait_procs, [orphan], 10) == ([orphan], [])
+    await world.until(lambda: [f.id for f in world.queen.foragers()] == [status.shards[0].forager])
+    kinds = [event.kind for event in await world.ops()]
+    assert kinds.count("shard-missing") == kinds.count("forager-lost") == 1
+
+
+async def test_a_forager_killed_while_loading_leaves_nothing_running(world: World, tiny: Path) -> None:
+    await world.forager("a")
+    b = await world.forager("b")
+    asked = await world.queen.load(LoadModel(str(tiny), name="tiny", split=2))
+    await world.until(lambda: b.shards())
+    b.send(signal.SIGKILL)
+    await b.wait()
+    await world.until(lambda: world.queen.status()[0].state in ("failed", "unavailable"))
+    assert world.queen.status()[0].epoch == asked.epoch
+    await world.until(lambda: not world.foragers["a"].shards())
+    with pytest.raises(AntfarmError):
+        await world.ask()
+
+
+async def test_closing_the_iterator_frees_the_slot(world: World, tiny: Path) -> None:
+    await world.forager("a")
+    await world.load(tiny, 1)
+    endless = Sampling(temperature=0.0, max_tokens=500, ignore_eos=True)
+    async with aclosing(world.queen.tasks.run(TaskRequest("tiny", endless, tokens=(1,)))) as events:
+        async for event in events:
+            if isinstance(event, TaskTokens):
+                break
+    assert (
+        len(
+            await asyncio.wait_for(
+                world.ask(Sampling(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=0)), 20
+            )
+        )
+        == 2
+    )
+
+
+async def test_a_prompt_too_long_is_raised_with_its_numbers(world: World, tiny: Path) -> None:
+    await world.forager("a")
+    await world.load(tiny, 1)
+    with pytest.raises(AntfarmError) as caught:
+        async for _ in world.queen.tasks.run(TaskRequest("tiny", GREEDY, tokens=tuple([1] * 5000))):
+            pass
+    assert caught.value.reason is Reason.CONTEXT_OVERFLOW
+
+
+async def test_what_does_not_fit_is_refused_with_numbers(world: World, tiny: Path) -> None:
+    await world.forager("a", mib=16)
+    with pytest.raises(AntfarmError) as caught:
+        await world.load(tiny, 1)
+    assert caught.value.reason is Reason.NO_CAPACITY
+    with pytest.raises(AntfarmError) as caught:
+        await world.load(tiny, 2)
+    assert caught.value.reason is Reason.NO_CAPACITY
+    with pytest.raises(AntfarmError) as caught:
+        await world.load(Path("/nowhere/model.gguf"), 1)
+    assert caught.value.reason is Reason.MODEL_UNKNOWN
+    assert world.foragers["a"].shards() == []
+
+
+async def test_a_name_is_taken_once(world: World) -> None:
+    await world.forager("a")
+    secret = Secret.load_or_create(world.home.secret_file)
+    with pytest.raises(AntfarmError) as caught:
+        await Forager.start(ForagerSettings(world.home, secret, world.queen.bus_url, name="a"))
+    assert caught.value.reason is Reason.BAD_SETTING
+    assert "--name" in caught.value.hint
+
+
+async def test_a_forager_ends_cleanly_on_sigterm(world: World, tiny: Path) -> None:
+    a = await world.forager("a")
+    await world.load(tiny, 1)
+    shard = a.shards()[0]
+    a.send(signal.SIGTERM)
+    assert await a.wait() == 0
+    assert not shard.is_running()
+    await world.until(lambda: world.queen.foragers() == [])
+    assert world.queen.status()[0].state == "unavailable"
+
+
+async def test_a_crash_of_the_bus_costs_no_model(world: World, tiny: Path) -> None:
+    await world.forager("a")
+    await world.load(tiny, 1)
+    assert world.queen._server
+    os.kill(world.queen._server.pid, signal.SIGKILL)
+    await world.until(lambda: not world.queen._bus.connected)
+    await world.until(lambda: world.queen._bus.connected)
+    short = Sampling(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0)
+
+    async def answers() -> list[int]:
+        while True:  # the forager may be back later than the queen
+            try:
+                return await world.ask(short)
+            except AntfarmError as error:
+                assert error.reason in (Reason.FORAGER_LOST, Reason.BUS_UNREACHABLE, Reason.TIMEOUT)
+                await asyncio.sleep(0.1)
+
+    assert len(await asyncio.wait_for(answers(), 30)) == 3
+    assert world.queen.status()[0].epoch == 1
+
+
+async def test_a_second_queen_is_refused(world: World) -> None:
+    settings = QueenSettings(
+        Home(world.home.path / "second"),
+        Secret.load_or_create(world.home.secret_file),
+        bus_url=world.queen.bus_url,
+    )
+    with pytest.raises(AntfarmError) as caught:
+        await Queen.start(settings)
+    assert caught.value.reason is Reason.COLONY_EXISTS
