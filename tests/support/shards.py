@@ -74,14 +74,14 @@ class Shards:
             out = self.logits(chunk(slot, at, len(piece)), piece)[-1]
         return out
 
-    def _run_stage(
-        self, stage: list[int], batch: Batch, rows: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def _run_stage(self, stage: list[int], batch: Batch, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         if len(stage) == 1:
             return self.engines[stage[0]].forward(batch, rows).copy()
         reduce = _all_reduce(len(stage), rows.shape)
         running = [
-            self._pool.submit(lambda shard=shard, rank=rank: self.engines[shard].forward(batch, rows, reduce(rank)).copy())
+            self._pool.submit(
+                lambda shard=shard, rank=rank: self.engines[shard].forward(batch, rows, reduce(rank)).copy()
+            )
             for rank, shard in enumerate(stage)
         ]
         results = [each.result(_STEP_S) for each in running]

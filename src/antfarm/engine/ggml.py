@@ -253,6 +253,11 @@ def cpu_features() -> dict[str, str]:
     return found
 
 
+def _is_host(kind: BufferType) -> bool:
+    """Whether buffers of this type are memory of this process."""
+    return bool(_c.ggml_backend_buft_is_host(kind))
+
+
 def version() -> str:
     return str(_c.GGML_VERSION)
 
@@ -274,7 +279,7 @@ class Backend:
         self._handle: int | None = handle
         self._pool: int | None = None
         self.buffer_type = BufferType(_c.ggml_backend_get_default_buffer_type(handle))
-        self.host: bool = _c.ggml_backend_buft_is_host(self.buffer_type)
+        self.host = _is_host(self.buffer_type)
         self.threads = threads
         if _c.ggml_backend_dev_type(device) == _c.GGML_BACKEND_DEVICE_TYPE_CPU:
             self._make_pool(threads)
