@@ -94,6 +94,12 @@ def test_a_narrow_wire_format_answers_too(models: Models, start: Start) -> None:
     assert split.ask(PROMPT, GREEDY).count == 24
 
 
+def test_the_smallest_settings_answer(models: Models, start: Start) -> None:
+    options = RunOptions(context=2, chunk=1)
+    split = start(models.path("tiny-llama"), stages=2, options=options).ready()
+    assert split.ask([7], GREEDY).count == 1
+
+
 def test_the_same_seed_gives_the_same_text_split_or_not(models: Models, start: Start) -> None:
     one = start(models.path("tiny-llama")).ready()
     two = start(models.path("tiny-llama"), ranks=2).ready()

@@ -60,7 +60,7 @@ class Driven:
             self.tokenizer, template = Tokenizer.from_gguf(file), ChatTemplate.from_gguf(file)
         self.pipeline = Scripted(self.tokenizer.size, next_token)
         self.events: list[TaskEvent] = []
-        run = RunOptions(context=64, chunk=8, **options)
+        run = RunOptions(**{"context": 64, "chunk": 8, **options})
         self.lead = Lead(self.pipeline, self.tokenizer, template, run, self.events.append)  # type: ignore[arg-type]
 
     def tell(self, *commands: ShardCommand, steps: int = 100) -> None:
@@ -127,13 +127,14 @@ def test_a_task_that_is_assigned_twice_runs_once(models: Models) -> None:
     assert [type(event) for event in driven.events].count(TaskFinished) == 1
 
 
-def test_the_proof_takes_a_chunk_and_a_single_row(models: Models) -> None:
-    driven = Driven(models, count_up)
+@pytest.mark.parametrize(("options", "rows"), [({}, [[0, 1], [2]]), ({"chunk": 1}, [[0], [1]])])
+def test_the_proof_takes_a_prompt_and_a_step(
+    models: Models, options: dict[str, int], rows: list[list[int]]
+) -> None:
+    driven = Driven(models, count_up, **options)
     driven.lead.prove()
-    assert [(batch.positions.tolist(), batch.outputs.tolist()) for batch in driven.pipeline.batches] == [
-        ([0, 1], [1]),
-        ([2], [0]),
-    ]
+    assert [batch.positions.tolist() for batch in driven.pipeline.batches] == rows
+    assert [batch.outputs.tolist() for batch in driven.pipeline.batches] == [[len(rows[0]) - 1], [0]]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -55,6 +55,7 @@ class Lead:
         self._tokenizer = tokenizer
         self._template = template
         self._context = options.context
+        self._chunk = options.chunk
         self._emit = emit
         self._scheduler = Scheduler(options.slots, options.chunk)
 
@@ -77,15 +78,19 @@ class Lead:
             log.warning("a lead that serves got %s", type(command).__name__)
 
     def prove(self) -> None:
-        """Pass a real token through all shards: a prompt of two and a step of one, in slot 0.
+        """Pass a real token through all shards: a prompt of two rows and a step of one, in slot 0.
 
         Raises `internal` when what comes back is no distribution, or what broke on the way.
         """
         token = self._tokenizer.bos or 0
-        for positions in ([0, 1], [2]):
-            last = len(positions) - 1
-            batch = Batch(*(np.array(x, np.int32) for x in ([0] * len(positions), positions, [last])))
-            logits = self._pipeline.run(batch, np.full(len(positions), token, np.int32))
+        prompt = max(1, min(2, self._chunk, self._context - 1))
+        for start, rows in ((0, prompt), (prompt, 1)):
+            batch = Batch(
+                slots=np.zeros(rows, np.int32),
+                positions=np.arange(start, start + rows, dtype=np.int32),
+                outputs=np.array([rows - 1], np.int32),
+            )
+            logits = self._pipeline.run(batch, np.full(rows, token, np.int32))
             if not np.isfinite(logits).all():
                 raise AntfarmError(
                     Reason.INTERNAL,
