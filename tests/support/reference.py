@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,23 @@ class Reference:
             steps.append((chosen, best))
             tokens.append(chosen)
         return steps
+
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """The text's ids, without BOS."""
+        request = {"content": text, "add_special": False, "parse_special": special}
+        ids: list[int] = self._post("/tokenize", request)["tokens"]
+        return ids
+
+    def render(self, messages: list[dict[str, str]]) -> str:
+        """The prompt that llama.cpp's own template engine makes of messages."""
+        prompt: str = self._post("/apply-template", {"messages": messages})["prompt"]
+        return prompt
+
+    def _post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        url, body = self._server.listening_address + path, json.dumps(request).encode()
+        with urllib.request.urlopen(url, body, timeout=10) as answer:
+            decoded: dict[str, Any] = json.load(answer)
+        return decoded
 
     def _next(self, tokens: list[int], top: int) -> dict[int, float]:
         answer = self._ask(

@@ -122,11 +122,11 @@ def test_opening_does_not_walk_a_vocabulary(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
-    start = time.perf_counter()
+    start = time.process_time()
     file = GgufFile.open(tmp_path / "v.gguf")
-    opened = time.perf_counter()
+    opened = time.process_time()
     assert file.metadata["tokenizer.ggml.tokens"] == tokens
-    decoded = time.perf_counter()
+    decoded = time.process_time()
     assert opened - start < 0.2  # measured 0.03
     assert decoded - opened < 0.5  # measured 0.06
 
