@@ -20,13 +20,16 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """Extension: seconds and rates of the answer that took longest."""
+    """Extension: seconds and rates of the answer that took longest, and what its decoding cost the
+    lead's links: bytes sent and received, and seconds that it waited for its peers."""
 
     queued_s: float
     prompt_s: float
     answer_s: float
     prompt_tokens_per_second: float
     answer_tokens_per_second: float
+    wire_bytes: int
+    waited_s: float
 
 
 class Reply(BaseModel):

@@ -107,6 +107,8 @@ def timings(tallies: Sequence[Tally]) -> TimingsBody | None:
         answer_s=slowest.decode,
         prompt_tokens_per_second=_rate(slowest.prompt_tokens, slowest.prefill),
         answer_tokens_per_second=_rate(slowest.completion_tokens - 1, slowest.decode),
+        wire_bytes=slowest.wire_bytes,
+        waited_s=slowest.waited,
     )
 
 
