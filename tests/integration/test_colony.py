@@ -13,6 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from support.forager_process import ForagerProcess
+from support.models import Models
 
 from antfarm.bus import Bus, OpsLog
 from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
@@ -30,7 +31,6 @@ from antfarm.messages import (
     TaskTokens,
     UnloadModel,
 )
-from antfarm.model.synthetic import SHAPES, write
 from antfarm.queen.service import Queen
 from antfarm.queen.settings import QueenSettings
 from antfarm.queen.tasks import TaskRequest
@@ -96,11 +96,9 @@ class World:
         return Secret.load_or_create(self.home.secret_file).bus_token()
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write(path, SHAPES["tiny-llama"], "f32")
-    return path
+@pytest.fixture
+def tiny(models: Models) -> Path:
+    return models.path("tiny-llama")
 
 
 @pytest_asyncio.fixture
@@ -127,8 +125,7 @@ def left_over(home: Path) -> list[str]:
 
 
 async def test_a_split_model_answers_alike_and_leaves_nothing(world: World, tiny: Path) -> None:
-    await world.forager("a")
-    await world.forager("b")
+    await asyncio.gather(world.forager("a"), world.forager("b"))
     logprobs = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
     status = await world.load(tiny, 2)
     assert (status.state, status.mode, status.epoch) == ("ready", "tensor", 1)
@@ -164,13 +161,13 @@ async def test_operators_speak_over_the_bus(world: World, tiny: Path) -> None:
     bus = await Bus.connect(world.queen.bus_url, world.token, "operator")
     try:
         asked = await bus.request(QUEEN_LOAD, LoadModel(str(tiny)))
-        assert (asked.model, asked.state) == ("tiny", "loading")
+        assert (asked.model, asked.state) == ("tiny-llama-f32", "loading")
         await world.until(lambda: world.queen.status()[0].state == "ready")
         assert [m.state for m in (await bus.request(QUEEN_MODELS, ListModels())).models] == ["ready"]
         with pytest.raises(AntfarmError) as caught:
             await bus.request(QUEEN_LOAD, LoadModel(str(tiny)))
         assert caught.value.reason is Reason.MODEL_LOADED
-        assert await bus.request(QUEEN_UNLOAD, UnloadModel("tiny")) == Done()
+        assert await bus.request(QUEEN_UNLOAD, UnloadModel("tiny-llama-f32")) == Done()
         with pytest.raises(AntfarmError) as caught:
             await bus.request(QUEEN_UNLOAD, UnloadModel("nothing"))
         assert caught.value.reason is Reason.MODEL_UNKNOWN
@@ -181,8 +178,7 @@ async def test_operators_speak_over_the_bus(world: World, tiny: Path) -> None:
 async def test_a_killed_shard_makes_the_model_unavailable_and_a_load_brings_it_back(
     world: World, tiny: Path
 ) -> None:
-    await world.forager("a")
-    await world.forager("b")
+    await asyncio.gather(world.forager("a"), world.forager("b"))
     status = await world.load(tiny, 2)
     victim = world.foragers[status.shards[1].forager]
     long = Sampling(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -208,8 +204,7 @@ async def test_a_killed_shard_makes_the_model_unavailable_and_a_load_brings_it_b
 
 
 async def test_a_killed_forager_is_lost_and_its_shards_end_with_it(world: World, tiny: Path) -> None:
-    await world.forager("a")
-    await world.forager("b")
+    await asyncio.gather(world.forager("a"), world.forager("b"))
     status = await world.load(tiny, 2)
     name = status.shards[1].forager
     victim = world.foragers[name]
@@ -228,8 +223,7 @@ async def test_a_killed_forager_is_lost_and_its_shards_end_with_it(world: World,
 
 
 async def test_a_forager_killed_while_loading_leaves_nothing_running(world: World, tiny: Path) -> None:
-    await world.forager("a")
-    b = await world.forager("b")
+    _, b = await asyncio.gather(world.forager("a"), world.forager("b"))
     asked = await world.queen.load(LoadModel(str(tiny), name="tiny", split=2))
     await world.until(lambda: b.shards())
     b.send(signal.SIGKILL)

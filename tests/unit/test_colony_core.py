@@ -1,0 +1,487 @@
+"""The colony: events in, instructions out, compared as lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from support.models import Models
+
+from antfarm.colony import views
+from antfarm.colony.core import Colony
+from antfarm.colony.events import (
+    Describe,
+    Described,
+    DescribeFailed,
+    Drain,
+    Drained,
+    Event,
+    FailTasks,
+    ForagerHeard,
+    ForagerLeft,
+    Instruction,
+    LoadAsked,
+    LogOps,
+    RequestFailed,
+    Route,
+    SendLink,
+    SendLoad,
+    SendStop,
+    ShardBound,
+    ShardHeard,
+    Tick,
+    UnloadAsked,
+)
+from antfarm.colony.state import Limits
+from antfarm.errors import AntfarmError, Reason
+from antfarm.messages import (
+    Failure,
+    ForagerFacts,
+    LoadModel,
+    ModelStatus,
+    Peer,
+    ReplicaProved,
+    ShardFailed,
+    ShardLinked,
+    ShardListening,
+    ShardLoaded,
+    ShardProgress,
+    ShardStatus,
+)
+from antfarm.model.gguf import GgufFile
+from antfarm.types import Memory, ModelFacts, RunOptions
+
+LIMITS = Limits(lost=4, fetch=100, load=50, link=20, prove=10)
+MEMORY = Memory(1, 1, 1, 1)
+BROKEN = Failure(Reason.SHARD_FAILED, "ended by signal SIGKILL")
+
+
+@pytest.fixture(scope="module")
+def facts(models: Models) -> ModelFacts:
+    with GgufFile.open(models.path("tiny-llama")) as file:
+        return file.facts
+
+
+class Script:
+    """A colony on a clock that the test turns, with `steps` for what usually happens."""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self.colony = Colony(LIMITS)
+        self.now = 1000.0
+
+    def on(self, event: Event) -> list[Instruction]:
+        return self.colony.handle(event, self.now)
+
+    def told(self, *events: Event) -> list[Instruction]:
+        return [instruction for event in events for instruction in self.on(event)]
+
+    def after(self, seconds: float) -> list[Instruction]:
+        """Time passes, a second at a time, with nothing heard."""
+        out: list[Instruction] = []
+        for _ in range(int(seconds)):
+            self.now += 1
+            out += self.on(Tick())
+        return out
+
+    def joins(self, *ids: str, mib: int = 1024, **changes: Any) -> None:
+        for id in ids:
+            self.on(ForagerHeard(forager(id, mib=mib, **changes)))
+
+    def loads(self, name: str = "m", epoch: int = 1, **ask: Any) -> list[Instruction]:
+        """Ask for a model and let everything go well up to the shards' links."""
+        self.on(LoadAsked(name, LoadModel("file", **ask)))
+        described = self.on(Described(f"{name}-1", epoch, "a", self.facts))
+        return self.fetched(f"{name}-1", epoch, described)
+
+    def fetched(self, replica: str, epoch: int, asks: list[Instruction]) -> list[Instruction]:
+        """Answer every `Describe`; returns the loads that follow."""
+        out = [one for one in asks if not isinstance(one, Describe)]
+        for ask in asks:
+            if isinstance(ask, Describe):
+                out += self.on(Described(replica, epoch, ask.forager, self.facts))
+        return out
+
+    def becomes_ready(
+        self, loads: list[Instruction], replica: str = "m-1", epoch: int = 1
+    ) -> list[Instruction]:
+        count = len([one for one in loads if isinstance(one, SendLoad)])
+        self.told(*(bound(replica, epoch, i) for i in range(count)))
+        self.told(*(ShardHeard(ShardLoaded(replica, epoch, i, MEMORY, 1.0)) for i in range(count)))
+        self.told(*(ShardHeard(ShardLinked(replica, epoch, i)) for i in range(count)))
+        return self.on(ShardHeard(ReplicaProved(replica, epoch, 0.1)))
+
+    def ready(self, **ask: Any) -> None:
+        self.becomes_ready(self.loads(**ask))
+        assert self.status().state == "ready"
+
+    def status(self, name: str = "m") -> ModelStatus:
+        return next(views.status(m, 0) for m in self.colony.models() if m.name == name)
+
+    def refusal(self, name: str = "m") -> AntfarmError:
+        with pytest.raises(AntfarmError) as caught:
+            self.colony.route(name)
+        return caught.value
+
+
+@pytest.fixture
+def script(facts: ModelFacts) -> Script:
+    return Script(facts)
+
+
+def forager(id: str, mib: int = 1024, started: float = 1.0, **changes: Any) -> ForagerFacts:
+    made = ForagerFacts(id, f"host-{id}", "10.0.0.1", 4, 2, mib << 20, ("CPU",), (), "1", 7, started)
+    return msgspec.structs.replace(made, **changes)
+
+
+def bound(replica: str, epoch: int, shard: int) -> ShardBound:
+    return ShardBound(ShardListening(replica, epoch, shard, "10.0.0.1", 9000 + shard, 50 + shard))
+
+
+def kinds(instructions: list[Instruction]) -> list[str]:
+    return [one.kind if isinstance(one, LogOps) else type(one).__name__ for one in instructions]
+
+
+# ---- a load that goes well
+
+
+def test_a_load_from_asking_to_ready(script: Script) -> None:
+    script.joins("a", "b")
+    began = script.on(LoadAsked("m", LoadModel("file", split=2)))
+    assert began == [LogOps("model-loading", "m", "file was asked for"), Describe("m-1", 1, "a", "file")]
+    assert script.refusal().reason is Reason.MODEL_LOADING
+    assert script.on(Described("m-1", 1, "a", script.facts)) == [Describe("m-1", 1, "b", "file")]
+
+    loads = script.on(Described("m-1", 1, "b", script.facts))
+    assert [(one.forager, one.load.shard) for one in loads if isinstance(one, SendLoad)] == [
+        ("a", 0),
+        ("b", 1),
+    ]
+    assert all(one.load.fingerprint == script.facts.fingerprint for one in loads if isinstance(one, SendLoad))
+
+    assert script.told(bound("m-1", 1, 0), bound("m-1", 1, 1)) == []
+    assert script.on(ShardHeard(ShardProgress("m-1", 1, 0, 50, 100))) == []
+    assert [view.loaded for view in script.status().shards] == [0.5, 0.0]
+    assert script.on(ShardHeard(ShardLoaded("m-1", 1, 0, MEMORY, 1.0))) == []
+    peers = (Peer(0, "shard 0 on a", "10.0.0.1", 9000), Peer(1, "shard 1 on b", "10.0.0.1", 9001))
+    links = script.on(ShardHeard(ShardLoaded("m-1", 1, 1, MEMORY, 1.0)))
+    assert [(one.forager, one.link.peers) for one in links if isinstance(one, SendLink)] == [
+        ("a", peers),
+        ("b", peers),
+    ]
+
+    assert script.told(*(ShardHeard(ShardLinked("m-1", 1, i)) for i in (1, 0))) == []
+    assert script.status().state == "loading"
+    script.now += 3
+    proved = script.on(ShardHeard(ReplicaProved("m-1", 1, 0.1)))
+    assert proved == [LogOps("model-ready", "m", "m-1 epoch 1 on a, b")]
+    assert script.colony.route("m") == Route("m", "m-1", 1, "a")
+    assert (script.status().seconds, script.status().mode) == (3.0, "tensor")
+
+
+def test_events_may_come_in_any_order(script: Script) -> None:
+    script.joins("a", "b")
+    script.loads(split=2)
+    script.told(*(ShardHeard(ShardLoaded("m-1", 1, i, MEMORY, 1.0)) for i in (0, 1)))
+    assert kinds(script.told(bound("m-1", 1, 1), bound("m-1", 1, 0))) == ["SendLink", "SendLink"]
+    script.on(ShardHeard(ReplicaProved("m-1", 1, 0.1)))
+    assert kinds(script.told(*(ShardHeard(ShardLinked("m-1", 1, i)) for i in (0, 1)))) == ["model-ready"]
+    assert script.status().state == "ready"
+
+
+def test_the_fewest_shards_that_fit_and_the_freest_foragers(script: Script) -> None:
+    script.joins("a", "b", "c")
+    script.ready()
+    assert [view.forager for view in script.status().shards] == ["a"]
+    second = script.loads("n", epoch=2)
+    assert [one.forager for one in second if isinstance(one, SendLoad)] == ["b"]
+
+
+# ---- what can't begin
+
+
+@pytest.mark.parametrize(
+    ("ask", "name", "reason"),
+    [
+        ({"mode": "magic"}, "m", Reason.INVALID_REQUEST),
+        ({"split": 2, "shares": (1.0,)}, "m", Reason.INVALID_REQUEST),
+        ({"shares": (1.0, -1.0)}, "m", Reason.INVALID_REQUEST),
+        ({}, "../etc", Reason.INVALID_REQUEST),
+        ({"reshard": True}, "m", Reason.MODEL_UNKNOWN),
+    ],
+)
+def test_nonsense_is_refused_and_changes_nothing(
+    script: Script, ask: dict[str, Any], name: str, reason: Reason
+) -> None:
+    script.joins("a")
+    with pytest.raises(AntfarmError) as caught:
+        script.on(LoadAsked(name, LoadModel("file", **ask)))
+    assert caught.value.reason is reason
+    assert script.colony.models() == []
+
+
+def test_nobody_to_load_on(script: Script) -> None:
+    with pytest.raises(AntfarmError) as caught:
+        script.on(LoadAsked("m", LoadModel("file")))
+    assert caught.value.reason is Reason.NO_CAPACITY
+
+
+def test_a_loaded_or_loading_model_is_not_loaded_again(script: Script) -> None:
+    script.joins("a")
+    script.on(LoadAsked("m", LoadModel("file")))
+    with pytest.raises(AntfarmError) as caught:
+        script.on(LoadAsked("m", LoadModel("file")))
+    assert caught.value.reason is Reason.MODEL_LOADING
+    script.becomes_ready(script.fetched("m-1", 1, [Describe("m-1", 1, "a", "file")]))
+    with pytest.raises(AntfarmError) as caught:
+        script.on(LoadAsked("m", LoadModel("file")))
+    assert caught.value.reason is Reason.MODEL_LOADED
+
+
+# ---- loads that fail
+
+
+def test_more_shards_than_foragers(script: Script) -> None:
+    script.joins("a")
+    out = script.loads(split=3)
+    assert kinds(out) == ["model-failed"]
+    assert script.status().state == "failed"
+    assert script.refusal().reason is Reason.NO_CAPACITY
+
+
+def test_a_file_that_one_host_lacks_is_looked_for_on_the_next(script: Script) -> None:
+    script.joins("a", "b")
+    script.on(LoadAsked("m", LoadModel("file")))
+    missing = Failure(Reason.MODEL_UNKNOWN, "no such model")
+    assert script.on(DescribeFailed("m-1", 1, "a", missing)) == [Describe("m-1", 1, "b", "file")]
+    assert kinds(script.on(DescribeFailed("m-1", 1, "b", missing))) == ["model-failed"]
+    assert script.refusal().reason is Reason.MODEL_UNKNOWN
+
+
+def test_two_hosts_with_different_files(script: Script) -> None:
+    script.joins("a", "b")
+    script.on(LoadAsked("m", LoadModel("file", split=2)))
+    script.on(Described("m-1", 1, "a", script.facts))
+    other = msgspec.structs.replace(script.facts, fingerprint="other")
+    out = script.on(Described("m-1", 1, "b", other))
+    assert kinds(out) == ["SendStop", "SendStop", "model-failed"]
+    assert script.refusal().reason is Reason.MODEL_MISMATCH
+
+
+def test_a_shard_that_fails_while_loading_stops_the_others(script: Script) -> None:
+    script.joins("a", "b")
+    script.loads(split=2)
+    out = script.on(ShardHeard(ShardFailed("m-1", 1, 1, BROKEN)))
+    assert out == [
+        SendStop("a", "m-1", 1),
+        SendStop("b", "m-1", 1),
+        LogOps("model-failed", "m", BROKEN.message, BROKEN.reason),
+    ]
+    assert script.on(ShardHeard(ShardFailed("m-1", 1, 0, BROKEN))) == []
+    assert script.refusal().reason is Reason.SHARD_FAILED
+
+
+@pytest.mark.parametrize(
+    ("stage", "seconds"), [("describing", 100), ("loading", 50), ("linking", 20), ("proving", 10)]
+)
+def test_every_wait_has_an_end(script: Script, stage: str, seconds: int) -> None:
+    script.joins("a")
+    script.on(Tick())
+    script.on(LoadAsked("m", LoadModel("file")))
+    steps = [
+        Described("m-1", 1, "a", script.facts),
+        bound("m-1", 1, 0),
+        ShardHeard(ShardLoaded("m-1", 1, 0, MEMORY, 1.0)),
+        ShardHeard(ShardLinked("m-1", 1, 0)),
+    ]
+    script.told(*steps[: {"describing": 0, "loading": 2, "linking": 3, "proving": 4}[stage]])
+    out: list[Instruction] = []
+    for _ in range(seconds + 2):
+        script.on(ForagerHeard(forager("a", shards=statuses("m-1", 1) if stage != "describing" else ())))
+        assert kinds(out) == []
+        out = script.after(1)
+        if out:
+            break
+    assert kinds(out)[-1] == "model-failed"
+    assert script.refusal().reason is Reason.TIMEOUT
+    assert stage in script.refusal().message
+
+
+def test_a_load_that_makes_progress_gets_more_time(script: Script) -> None:
+    script.joins("a")
+    script.on(Tick())
+    script.loads()
+    for done in range(4):
+        for _ in range(40):
+            script.on(ForagerHeard(forager("a")))
+            assert script.after(1) == []
+        script.on(ShardHeard(ShardProgress("m-1", 1, 0, done, 100)))
+    assert script.status().state == "loading"
+
+
+def test_a_forager_lost_while_describing_is_replaced(script: Script) -> None:
+    script.joins("a", "b")
+    script.on(LoadAsked("m", LoadModel("file")))
+    out = script.on(ForagerLeft("a"))
+    assert kinds(out) == ["forager-lost", "Describe"]
+    assert out[1] == Describe("m-1", 1, "b", "file")
+
+
+# ---- losing what runs
+
+
+def statuses(replica: str, epoch: int, shard: int = 0) -> tuple[ShardStatus, ...]:
+    return (ShardStatus(replica, epoch, shard, 5, "linked", 1000, 2000),)
+
+
+def test_a_forager_that_falls_silent(script: Script) -> None:
+    script.joins("a", "b")
+    script.on(Tick())
+    script.ready(split=2)
+    out: list[Instruction] = []
+    for _ in range(6):
+        script.on(ForagerHeard(forager("a", shards=statuses("m-1", 1, 0))))
+        out += script.after(1)
+    assert kinds(out) == ["forager-lost", "FailTasks", "SendStop", "shard-missing"]
+    assert isinstance(out[1], FailTasks) and out[1].failure.reason == Reason.FORAGER_LOST
+    assert out[2] == SendStop("a", "m-1", 1)
+    refusal = script.refusal()
+    assert refusal.reason is Reason.SHARD_MISSING
+    assert "shard 1 on b" in refusal.message
+    assert "antc load" in refusal.hint
+    assert script.status().state == "unavailable"
+
+
+def test_a_forager_that_leaves(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(split=2)
+    assert kinds(script.on(ForagerLeft("a"))) == ["forager-lost", "FailTasks", "SendStop", "shard-missing"]
+    assert script.on(ForagerLeft("a")) == []
+
+
+def test_a_lead_that_misses_a_peer_names_it(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(split=2)
+    lost = Failure(Reason.LINK_LOST, "the connection ended")
+    out = script.on(ShardHeard(ShardFailed("m-1", 1, 0, lost, lost_peer=1)))
+    assert kinds(out) == ["FailTasks", "SendStop", "SendStop", "shard-missing"]
+    assert isinstance(out[0], FailTasks) and out[0].failure.reason == Reason.SHARD_FAILED
+    assert "shard 1 on b" in script.refusal().message
+    assert script.on(ShardHeard(ShardFailed("m-1", 1, 1, BROKEN))) == []
+
+
+def test_a_load_brings_it_back_under_a_new_epoch(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(split=2)
+    script.on(ForagerLeft("b"))
+    script.becomes_ready(script.loads(epoch=2), epoch=2)
+    assert script.colony.route("m").epoch == 2
+
+
+def test_the_queen_that_slept_blames_nobody(script: Script) -> None:
+    script.joins("a")
+    script.on(Tick())
+    script.now += 3600
+    assert script.on(Tick()) == []
+    script.now += 1
+    assert script.on(Tick(listening=False)) == []
+    assert [one.id for one in script.colony.foragers()] == ["a"]
+
+
+def test_a_restarted_forager_lost_its_shards(script: Script) -> None:
+    script.joins("a")
+    script.ready()
+    out = script.on(ForagerHeard(forager("a", started=2.0)))
+    assert kinds(out) == ["forager-lost", "FailTasks", "shard-missing", "forager-joined"]
+
+
+def test_heartbeats_that_no_longer_list_a_shard(script: Script) -> None:
+    script.joins("a")
+    script.ready()
+    script.on(ForagerHeard(forager("a", shards=statuses("m-1", 1))))
+    assert script.status().shards[0].resident == 1000
+    assert script.on(ForagerHeard(forager("a"))) == []
+    assert kinds(script.on(ForagerHeard(forager("a")))) == ["FailTasks", "SendStop", "shard-missing"]
+
+
+def test_shards_of_an_earlier_queen_are_stopped_and_their_epochs_not_used_again(script: Script) -> None:
+    out = script.on(ForagerHeard(forager("a", shards=statuses("m-1", 7))))
+    assert out[1:] == [SendStop("a", "m-1", 7)]
+    assert script.on(LoadAsked("m", LoadModel("file")))[1] == Describe("m-1", 8, "a", "file")
+
+
+def test_a_request_whose_answer_was_lost_ends_no_ready_model(script: Script) -> None:
+    script.joins("a")
+    script.ready()
+    assert script.on(RequestFailed("m-1", 1, 0, Failure(Reason.TIMEOUT, "no answer"))) == []
+
+
+def test_events_of_another_epoch_are_ignored(script: Script) -> None:
+    script.joins("a")
+    script.ready()
+    before = script.status()
+    for event in (ShardFailed("m-1", 9, 0, BROKEN), ShardLinked("x-1", 1, 0), ReplicaProved("m-1", 2, 0.1)):
+        assert script.on(ShardHeard(event)) == []
+    assert script.told(bound("m-1", 2, 0), Drained("m-1", 1), Described("m-1", 3, "a", script.facts)) == []
+    assert script.status() == before
+
+
+# ---- unloading and resharding
+
+
+def test_unloading_stops_everything_and_is_remembered(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(split=2)
+    out = script.on(UnloadAsked("m"))
+    assert kinds(out) == ["FailTasks", "SendStop", "SendStop", "model-retired"]
+    assert script.refusal().reason is Reason.MODEL_RETIRED
+    assert script.refusal("never").reason is Reason.MODEL_UNKNOWN
+    with pytest.raises(AntfarmError):
+        script.on(UnloadAsked("m"))
+
+
+def test_a_new_split_beside_the_old_one(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(options=RunOptions(context=64))
+    loads = script.loads(epoch=2, split=2, reshard=True)
+    sent = [one.load for one in loads if isinstance(one, SendLoad)]
+    assert [load.options.context for load in sent] == [64, 64]
+    assert script.colony.route("m").epoch == 1
+    ready = script.becomes_ready(loads, epoch=2)
+    assert ready[1:] == [Drain("m-1", 1)]
+    assert script.colony.route("m").epoch == 2
+    assert kinds(script.on(Drained("m-1", 1))) == ["FailTasks", "SendStop"]
+    assert len(script.colony.models()[0].replicas()) == 1
+
+
+def test_a_new_split_that_fails_keeps_the_old_one(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready()
+    script.loads(epoch=2, split=2, reshard=True)
+    out = script.on(ShardHeard(ShardFailed("m-1", 2, 0, BROKEN)))
+    assert out[:2] == [SendStop("b", "m-1", 2), SendStop("a", "m-1", 2)]
+    assert script.colony.route("m").epoch == 1
+    assert [r.failure for r in script.colony.models()[0].replicas()] == [BROKEN, None]
+    assert kinds(script.loads(epoch=3, split=2, reshard=True)) == ["SendLoad", "SendLoad"]
+
+
+def test_a_new_split_without_room_for_both_waits_for_the_old_one(script: Script) -> None:
+    script.joins("a", "b", mib=70)
+    script.ready(options=RunOptions(context=64))
+    script.on(LoadAsked("m", LoadModel("m", split=2, reshard=True)))
+    assert script.on(Described("m-1", 2, "a", script.facts)) == [Drain("m-1", 1)]
+    assert script.refusal().reason is Reason.MODEL_LOADING
+    out = script.on(Drained("m-1", 1))
+    assert kinds(out) == ["FailTasks", "SendStop", "Describe"]
+    script.becomes_ready(script.fetched("m-1", 2, out), epoch=2)
+    assert script.colony.route("m").epoch == 2
+
+
+def test_losing_the_old_one_while_it_drains_goes_on_with_the_new(script: Script) -> None:
+    script.joins("a", "b", mib=70)
+    script.ready(options=RunOptions(context=64))
+    script.on(LoadAsked("m", LoadModel("m", split=2, reshard=True)))
+    script.on(Described("m-1", 2, "a", script.facts))
+    out = script.on(ShardHeard(ShardFailed("m-1", 1, 0, BROKEN)))
+    assert kinds(out) == ["FailTasks", "SendStop", "Describe"]
