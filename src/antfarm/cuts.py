@@ -64,9 +64,10 @@ LEAD = frozenset({EMBEDDING, HEAD, HEAD_NORM})
 
 def layer_of(name: str) -> tuple[int | None, str]:
     """`blk.7.attn_q.weight` is (7, `attn_q.weight`); what belongs to no layer is (None, name)."""
-    if name.startswith("blk."):
-        _, index, rest = name.split(".", 2)
-        return int(index), rest
+    prefix, _, rest = name.partition(".")
+    index, _, short = rest.partition(".")
+    if prefix == "blk" and index.isdecimal() and short:
+        return int(index), short
     return None, name
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,10 +118,10 @@ def test_closing_gives_everything_back(models: Models) -> None:
     process = psutil.Process()
     with GgufFile.open(models.path("tiny-llama")) as file:
         parts = shards.parts(file.facts, [2], heads=[1], ffn=[32])
-        sizes = []
-        for turn in range(40):
+        sizes: list[tuple[int, int]] = []
+        for turn in range(60):
             for part in parts:
-                engine = Engine.load(file, part, RunOptions(context=512), threads=2)
+                engine = Engine.load(file, part, RunOptions(context=512), threads=1)
                 index = np.arange(3, dtype=np.int32)
                 batch = shards.chunk(0, 0, 3)
                 rows = np.zeros((3, file.facts.embedding), np.float32)
@@ -160,7 +162,8 @@ def test_unknown_architectures_are_refused(models: Models, tmp_path: Path) -> No
     [
         (b"blk.1.attn_norm.weight", b"blk.1.attn_sink.weight", "attn_sink"),  # one too many, one too few
         (b"blk.0.ffn_gate.weight", b"blk.0.ffn_mate.weight", "ffn_mate"),
-        (b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight", "blk.1.ffn_up.weight"),  # a layer lacks it
+        (b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight", "blk.9.ffn_up.weight"),  # there is no layer 9
+        (b"blk.1.ffn_up.weight", b"blk.x.ffn_up.weight", "blk.x.ffn_up.weight"),
     ],
 )
 def test_what_would_be_silently_wrong_is_refused(
@@ -206,6 +209,24 @@ def test_a_cut_through_a_block_is_refused(models: Models) -> None:
     error = refusal(models.path("tiny-llama", "q8_0"), cut)
     assert error.reason == Reason.SPLIT_IMPOSSIBLE
     assert "ffn_down" in error.message
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_cpus_pin_the_calling_thread_and_those_it_starts(models: Models) -> None:
+    cpu = min(os.sched_getaffinity(0))
+
+    def load() -> list[set[int]]:
+        before = {thread.id for thread in psutil.Process().threads()}
+        with GgufFile.open(models.path("tiny-llama")) as file:
+            part = shards.parts(file.facts, [1])[0]
+            engine = Engine.load(file, part, RunOptions(), threads=2, cpus=[cpu])
+            engine.forward(shards.chunk(0, 0, 2), engine.embed(np.zeros(2, np.int32)))
+            started = {thread.id for thread in psutil.Process().threads()} - before
+            engine.close()
+        return [os.sched_getaffinity(each) for each in (0, *started)]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert all(each == {cpu} for each in pool.submit(load).result(60))
 
 
 def test_ggml_speaks_through_logging(models: Models, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
+from antfarm.cuts import ROPE_FACTORS
 from antfarm.engine import ggml
 from antfarm.engine.builder import Builder
-from antfarm.engine.layout import ROPE_FACTORS, Side, Wanted
 
-_E, _H, _KV, _F = Side.EMBEDDING, Side.HEADS, Side.KV_HEADS, Side.FEED_FORWARD
-
-ATTENTION = (
-    Wanted("attn_norm.weight", (_E,)),
-    Wanted("attn_q.weight", (_E, _H)),
-    Wanted("attn_k.weight", (_E, _KV)),
-    Wanted("attn_v.weight", (_E, _KV)),
-    Wanted("attn_output.weight", (_H, _E)),
-)
-ATTENTION_BIASES = (
-    Wanted("attn_q.bias", (_H,), optional=True),
-    Wanted("attn_k.bias", (_KV,), optional=True),
-    Wanted("attn_v.bias", (_KV,), optional=True),
-    Wanted("attn_output.bias", (_E,), optional=True, once=True),
-)
-FEED_FORWARD = (
-    Wanted("ffn_norm.weight", (_E,)),
-    Wanted("ffn_gate.weight", (_E, _F)),
-    Wanted("ffn_up.weight", (_E, _F)),
-    Wanted("ffn_down.weight", (_F, _E)),
-)
-FEED_FORWARD_BIASES = (
-    Wanted("ffn_gate.bias", (_F,), optional=True),
-    Wanted("ffn_up.bias", (_F,), optional=True),
-    Wanted("ffn_down.bias", (_E,), optional=True, once=True),
-)
+ATTENTION = ("attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
+ATTENTION_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
+FEED_FORWARD = ("ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+FEED_FORWARD_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 
 
 def norm(b: Builder, x: ggml.Tensor, weight: ggml.Tensor) -> ggml.Tensor:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antfarm.batch import Batch
-from antfarm.config import DEFAULT_CONTEXT
 from antfarm.engine import arch, ggml, hyper, layout
 from antfarm.engine.kv import KvCache
 from antfarm.engine.layers import Layers, Model, Reduce
@@ -20,7 +19,7 @@ from antfarm.engine.weights import Weights
 from antfarm.engine.workspace import Workspace
 from antfarm.errors import AntfarmError, Reason
 from antfarm.model.gguf import GgufFile
-from antfarm.types import Memory, ModelFacts, Part, RunOptions
+from antfarm.types import DEFAULT_CONTEXT, Memory, ModelFacts, Part, RunOptions
 
 
 class Engine:
@@ -93,7 +92,7 @@ def _load(
 ) -> tuple[Layers, Vocabulary | None, Memory]:
     """Everything checked and allocated before the first weight is read; `held` frees it again."""
     architecture = arch.find(file.arch)
-    limits = _limits(file.facts, options)
+    limits = _limits(file.facts, options, threads)
     numbers = hyper.read(file, limits.context)
     backend = ggml.Backend(options.backend, threads)
     held.callback(backend.free)
@@ -126,11 +125,10 @@ def _load(
     return layers, vocabulary, Memory(weights.bytes, cache.bytes, compute, runtime=0)
 
 
-def _limits(facts: ModelFacts, options: RunOptions) -> Limits:
+def _limits(facts: ModelFacts, options: RunOptions, threads: int) -> Limits:
     context = options.context or min(facts.context, DEFAULT_CONTEXT)
-    if min(context, options.slots, options.chunk) < 1:
-        raise AntfarmError(
-            Reason.BAD_SETTING,
-            f"context {context}, slots {options.slots} and chunk {options.chunk} must be at least 1",
-        )
+    numbers = {"context": context, "slots": options.slots, "chunk": options.chunk, "threads": threads}
+    for name, value in numbers.items():
+        if value < 1:
+            raise AntfarmError(Reason.BAD_SETTING, f"{name} is {value}, and must be at least 1")
     return Limits(context, options.slots, min(options.chunk, context))

@@ -1,43 +1,28 @@
 """Which tensors a shard holds, and which rows and columns of each.
 
-An architecture declares each tensor by the sides it joins. From that follow the shape that the file
-must have and the cut: sides that ranks share are cut, the others are whole.
+What a tensor's sides count tells the shape that the file must have, and the cut: sides that ranks share
+are cut, the others are whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 
+from antfarm import cuts
+from antfarm.cuts import EMBEDDING, HEAD, LEAD, ONCE, ROPE_FACTORS, SHARED, SIDES, Side
 from antfarm.engine.hyper import Hyper
 from antfarm.errors import ModelError, Reason
 from antfarm.model.gguf import GgufFile
 from antfarm.types import Part, Span, TensorFact
 
 
-class Side(Enum):
-    """What a tensor's side counts. Ranks share the first three."""
-
-    HEADS = auto()  # query heads x head_dim
-    KV_HEADS = auto()  # KV heads x head_dim
-    FEED_FORWARD = auto()
-    EMBEDDING = auto()
-    HEAD_DIM = auto()
-    VOCABULARY = auto()
-    ROPE = auto()  # pairs of rotating dimensions
-
-
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A tensor by its GGUF name, for a layer's without `blk.N.`. `sides` are in ggml's order: a
-    matrix's inputs, then its outputs."""
+class LayerTensors:
+    """The tensors of a layer by their GGUF names, without `blk.N.`."""
 
-    name: str
-    sides: tuple[Side, ...]
-    optional: bool = False
-    once: bool = False  # added to a sum over ranks, so held by the first alone
-    looked_up: bool = False  # rows are taken out by index, so it stays in the file's own layout
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +32,15 @@ class Slice:
     fact: TensorFact
     rows: Span
     cols: Span
-    looked_up: bool
 
     @property
     def matrix(self) -> bool:
         return len(self.fact.shape) > 1
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether rows are taken out by index, so that it must stay in the file's own layout."""
+        return self.fact.name == EMBEDDING
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,70 +48,56 @@ class Slice:
         return (len(self.cols), len(self.rows)) if self.matrix else (len(self.cols),)
 
 
-EMBEDDING = "token_embd.weight"
-HEAD = "output.weight"
-HEAD_NORM = "output_norm.weight"
-ROPE_FACTORS = "rope_freqs.weight"
-
-_VOCABULARY = (
-    Wanted(EMBEDDING, (Side.EMBEDDING, Side.VOCABULARY), looked_up=True),
-    Wanted(HEAD_NORM, (Side.EMBEDDING,)),
-    Wanted(HEAD, (Side.EMBEDDING, Side.VOCABULARY), optional=True),  # absent: the embedding, held once
-)
-_SHARED = (Wanted(ROPE_FACTORS, (Side.ROPE,), optional=True),)
-
-
-def slices(file: GgufFile, hyper: Hyper, layer: Sequence[Wanted], part: Part) -> list[Slice]:
-    """Everything that this part holds, of layers that are declared by `layer`.
+def slices(file: GgufFile, hyper: Hyper, layer: LayerTensors, part: Part) -> list[Slice]:
+    """Everything that this part holds.
 
     Raises `unsupported-architecture` for a tensor that is missing, unknown, or of another shape than
-    declared, and `split-impossible` where a cut would go through a quantization block.
+    its sides have, and `split-impossible` where a cut would go through a quantization block.
     """
-    _refuse_strangers(file, {each.name for each in layer})
-    named = [(each.name, each) for each in (*_SHARED, *(_VOCABULARY if part.lead else ()))]
-    for index in part.layers.range():
-        named += [(f"blk.{index}.{each.name}", each) for each in layer]
-    return list(_present(file, named, _spans(hyper, part), first=part.rank == 0))
+    _refuse_strangers(file, layer)
+    return [
+        _slice(file, hyper, part, name)
+        for name in _names(file, layer, part)
+        if part.rank == 0 or cuts.layer_of(name)[1] not in ONCE
+    ]
 
 
-def _present(
-    file: GgufFile, named: list[tuple[str, Wanted]], spans: dict[Side, tuple[int, Span]], *, first: bool
-) -> Iterator[Slice]:
-    for name, wanted in named:
-        fact = file.tensors.get(name)
-        if fact is None:
-            if not wanted.optional:
-                raise _unsupported(file, f"lacks {name}")
-            continue
-        shape = tuple(spans[side][0] for side in wanted.sides)
-        if fact.shape != shape:
-            raise _unsupported(file, f"has {name} of shape {fact.shape} and not {shape}")
-        if first or not wanted.once:
-            held = [spans[side][1] for side in wanted.sides]
-            _check_blocks(fact, held[0])
-            yield Slice(fact, held[1] if len(held) > 1 else Span(0, 1), held[0], wanted.looked_up)
+def _names(file: GgufFile, layer: LayerTensors, part: Part) -> Iterator[str]:
+    """Of the tensors to hold. A head that is absent is the embedding, which is held once for both."""
+    required = [f"blk.{index}.{name}" for index in part.layers.range() for name in layer.required]
+    optional = [f"blk.{index}.{name}" for index in part.layers.range() for name in layer.optional]
+    if part.lead:
+        required += LEAD - {HEAD}
+        optional.append(HEAD)
+    yield from required
+    yield from (name for name in (*optional, ROPE_FACTORS) if name in file.tensors)
 
 
-def _spans(hyper: Hyper, part: Part) -> dict[Side, tuple[int, Span]]:
-    """Of each side: its length in the file, and the range that this part holds."""
-    facts = hyper.facts
-    group = hyper.group * facts.head_dim
-    kv = part.kv_heads
-    whole = {
-        Side.EMBEDDING: facts.embedding,
-        Side.HEAD_DIM: facts.head_dim,
-        Side.VOCABULARY: facts.vocabulary,
-        Side.ROPE: hyper.rope.dims // 2,
-    }
+def _slice(file: GgufFile, hyper: Hyper, part: Part, name: str) -> Slice:
+    fact = file.tensors.get(name)
+    if fact is None:
+        raise _unsupported(file, f"lacks {name}")
+    sides = SIDES[cuts.layer_of(name)[1]]
+    shape = tuple(_length(side, hyper) for side in sides)
+    if fact.shape != shape:
+        raise _unsupported(file, f"has {name} of shape {fact.shape} and not {shape}")
+    held = [
+        cuts.held(side, hyper.facts, part) if side in SHARED else Span(0, _length(side, hyper))
+        for side in sides
+    ]
+    _check_blocks(fact, held[0])
+    return Slice(fact, held[1] if len(held) > 1 else Span(0, 1), held[0])
+
+
+def _length(side: Side, hyper: Hyper) -> int:
+    if side in SHARED:
+        return cuts.length(side, hyper.facts)
     return {
-        Side.HEADS: (facts.heads * facts.head_dim, Span(kv.lo * group, kv.hi * group)),
-        Side.KV_HEADS: (
-            facts.kv_heads * facts.head_dim,
-            Span(kv.lo * facts.head_dim, kv.hi * facts.head_dim),
-        ),
-        Side.FEED_FORWARD: (facts.feed_forward, part.feed_forward),
-        **{side: (size, Span(0, size)) for side, size in whole.items()},
-    }
+        Side.EMBEDDING: hyper.facts.embedding,
+        Side.HEAD_DIM: hyper.facts.head_dim,
+        Side.VOCABULARY: hyper.facts.vocabulary,
+        Side.ROPE: hyper.rope.dims // 2,
+    }[side]
 
 
 def _check_blocks(fact: TensorFact, cols: Span) -> None:
@@ -134,12 +109,13 @@ def _check_blocks(fact: TensorFact, cols: Span) -> None:
         )
 
 
-def _refuse_strangers(file: GgufFile, layer: set[str]) -> None:
+def _refuse_strangers(file: GgufFile, layer: LayerTensors) -> None:
     """A tensor that no graph uses means a model that would run and be wrong."""
-    shared = {each.name for each in (*_SHARED, *_VOCABULARY)}
+    known, layers = {*layer.required, *layer.optional}, file.facts.layers
     for name in file.tensors:
-        prefix, _, rest = name.partition(".")
-        if name not in shared and not (prefix == "blk" and rest.partition(".")[2] in layer):
+        index, short = cuts.layer_of(name)
+        used = short in LEAD | {ROPE_FACTORS} if index is None else short in known and index < layers
+        if not used:
             raise _unsupported(file, f"holds {name}, which no graph here uses")
 
 

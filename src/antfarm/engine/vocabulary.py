@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from antfarm.cuts import EMBEDDING, HEAD, HEAD_NORM
 from antfarm.engine import ggml
 from antfarm.engine.hyper import Hyper
-from antfarm.engine.layout import EMBEDDING, HEAD, HEAD_NORM
 from antfarm.engine.regions import Region, Regions
 from antfarm.engine.step import Limits
 from antfarm.engine.weights import Weights

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from antfarm.engine import ggml
 from antfarm.engine.builder import Builder
-from antfarm.engine.layout import Wanted
+from antfarm.engine.layout import LayerTensors
 
 Half = Callable[[Builder, int, ggml.Tensor], ggml.Tensor]
 
@@ -17,6 +17,6 @@ class Architecture:
     """A layer's tensors and its two halves. Each half takes the hidden rows [embedding, rows] and
     returns what is to be added to them; of a rank, its share of that."""
 
-    tensors: tuple[Wanted, ...]
+    tensors: LayerTensors
     attention: Half
     feed_forward: Half

@@ -5,6 +5,7 @@ from __future__ import annotations
 from antfarm.engine import blocks, ggml
 from antfarm.engine.arch.architecture import Architecture
 from antfarm.engine.builder import Builder
+from antfarm.engine.layout import LayerTensors
 
 
 def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
@@ -14,7 +15,10 @@ def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
 
 
 ARCHITECTURE = Architecture(
-    (*blocks.ATTENTION, *blocks.ATTENTION_BIASES, *blocks.FEED_FORWARD, *blocks.FEED_FORWARD_BIASES),
+    LayerTensors(
+        required=blocks.ATTENTION + blocks.FEED_FORWARD,
+        optional=blocks.ATTENTION_BIASES + blocks.FEED_FORWARD_BIASES,
+    ),
     attention,
     blocks.feed_forward,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from antfarm.engine import blocks, ggml
 from antfarm.engine.arch.architecture import Architecture
 from antfarm.engine.builder import Builder
-from antfarm.engine.layout import Side, Wanted
+from antfarm.engine.layout import LayerTensors
 
 
 def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
@@ -17,11 +17,8 @@ def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
 
 
 ARCHITECTURE = Architecture(
-    (
-        *blocks.ATTENTION,
-        Wanted("attn_q_norm.weight", (Side.HEAD_DIM,)),
-        Wanted("attn_k_norm.weight", (Side.HEAD_DIM,)),
-        *blocks.FEED_FORWARD,
+    LayerTensors(
+        required=(*blocks.ATTENTION, "attn_q_norm.weight", "attn_k_norm.weight", *blocks.FEED_FORWARD)
     ),
     attention,
     blocks.feed_forward,
