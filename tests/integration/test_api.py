@@ -154,6 +154,9 @@ async def test_the_only_model_needs_no_name() -> None:
         for given in ({}, {"model": ""}, {"model": "default"}, {"model": None}):
             reply = await api.post("/v1/chat/completions", {"messages": HELLO, **given})
             assert reply.json()["model"] == "tiny"
+        api.queen.models[:0] = [model("broken", "failed"), model("gone", "retired")]
+        reply = await api.post("/v1/chat/completions", {"messages": HELLO})
+        assert reply.json()["model"] == "tiny"
         api.queen.models.append(model("other"))
         reply = await api.post("/v1/chat/completions", {"messages": HELLO})
     assert reply.status_code == 400
@@ -325,7 +328,10 @@ def test_an_open_api_on_the_network_is_noticed() -> None:
 
 
 async def test_models_are_listed_and_shown() -> None:
-    async with served([], [model("a"), model("org/b", "loading")]) as api, api.client() as client:
+    async with (
+        served([], [model("a"), model("org/b", "loading"), model("x", "failed")]) as api,
+        api.client() as client,
+    ):
         listed = [card.id async for card in client.models.list()]
         card = await client.models.retrieve("org/b")
         assert listed == ["a", "org/b"]

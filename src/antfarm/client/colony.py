@@ -86,6 +86,12 @@ class Colony:
         """What an OpenAI client is given as `api_key`; empty when the API asks for none."""
         return self._place().key
 
+    @property
+    def home(self) -> Path | None:
+        """The colony's folder on this host; None when connected by URL."""
+        home = self._place().home
+        return home.path if home else None
+
     def model(self, name: str = "") -> Model:
         """A model that is loaded already, to be asked; empty takes the only one."""
         return Model(name, self._place().http, self._blocking)

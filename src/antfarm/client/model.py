@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     seed: int  # the same seed gives the same text
     max_tokens: int
     stop: str | list[str]
+    ignore_eos: bool  # go on after the end token
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from antfarm.queen.api.tally import Format, Head, Tally
 from antfarm.queen.tasks import TaskRequest
 
 ANY_MODEL = ("", "default")
+GONE_STATES = ("failed", "retired")  # such a model is not offered, but who names it is told what became of it
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 
 
@@ -37,7 +38,7 @@ class Source(Protocol):
     """What the API needs of the queen."""
 
     def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
-        """A task's events. Closing the iterator cancels the task."""
+        """A task's events. Closing it cancels the task."""
 
     def status(self) -> Sequence[ModelStatus]:
         """Every model the queen knows."""
@@ -89,7 +90,7 @@ def _models(queen: Source) -> APIRouter:
 
     @router.get("/models", summary="The colony's models")
     async def models() -> ModelCards:
-        return ModelCards(data=[_card(model) for model in queen.status()])
+        return ModelCards(data=[_card(model) for model in _offered(queen)])
 
     @router.get("/models/{name:path}", summary="One model")
     async def model(name: str) -> ModelCard:
@@ -134,7 +135,7 @@ def _model(queen: Source, name: str) -> ModelStatus:
     """The model asked for, or the only one when none is named."""
     if name not in ANY_MODEL:
         return _known(queen, name)
-    models = queen.status()
+    models = _offered(queen)
     if len(models) == 1:
         return models[0]
     if not models:
@@ -145,11 +146,16 @@ def _model(queen: Source, name: str) -> ModelStatus:
     )
 
 
+def _offered(queen: Source) -> list[ModelStatus]:
+    return [model for model in queen.status() if model.state not in GONE_STATES]
+
+
 def _known(queen: Source, name: str) -> ModelStatus:
     models = {model.model: model for model in queen.status()}
     if name in models:
         return models[name]
-    hint = f"loaded: {', '.join(sorted(models))}" if models else "antc load MODEL"
+    offered = sorted(model.model for model in _offered(queen))
+    hint = f"loaded: {', '.join(offered)}" if offered else "antc load MODEL"
     raise RequestError(Reason.MODEL_UNKNOWN, f"no model {name!r} is loaded", hint=hint, param="model")
 
 
