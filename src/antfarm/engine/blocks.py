@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from antfarm.cuts import ROPE_FACTORS
-from antfarm.engine import ggml
+from antfarm.engine import ggml, ops
 from antfarm.engine.builder import Builder
 
 ATTENTION = ("attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
@@ -13,14 +13,14 @@ FEED_FORWARD_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 
 
 def norm(b: Builder, x: ggml.Tensor, weight: ggml.Tensor) -> ggml.Tensor:
-    return ggml.mul(b.context, ggml.rms_norm(b.context, x, b.hyper.eps), weight)
+    return ops.mul(b.context, ops.rms_norm(b.context, x, b.hyper.eps), weight)
 
 
 def linear(b: Builder, layer: int, name: str, x: ggml.Tensor) -> ggml.Tensor:
     """x times a layer's matrix, plus its bias where this shard holds one."""
-    y = ggml.mul_mat(b.context, b.weight(layer, f"{name}.weight"), x)
+    y = ops.mul_mat(b.context, b.weight(layer, f"{name}.weight"), x)
     bias = b.weights.get(f"blk.{layer}.{name}.bias")
-    return y if bias is None else ggml.add(b.context, y, bias)
+    return y if bias is None else ops.add(b.context, y, bias)
 
 
 def qkv(b: Builder, layer: int, h: ggml.Tensor) -> tuple[ggml.Tensor, ggml.Tensor, ggml.Tensor]:
@@ -28,7 +28,7 @@ def qkv(b: Builder, layer: int, h: ggml.Tensor) -> tuple[ggml.Tensor, ggml.Tenso
     x = norm(b, h, b.weight(layer, "attn_norm.weight"))
 
     def project(name: str, heads: int) -> ggml.Tensor:
-        return ggml.reshape(b.context, linear(b, layer, name, x), b.cache.head_dim, heads, b.shape.rows)
+        return ops.reshape(b.context, linear(b, layer, name, x), b.cache.head_dim, heads, b.shape.rows)
 
     heads = b.cache.heads
     return project("attn_q", heads * b.hyper.group), project("attn_k", heads), project("attn_v", heads)
@@ -38,7 +38,7 @@ def rope(b: Builder, x: ggml.Tensor, mode: int) -> ggml.Tensor:
     """Turn heads [head_dim, heads, rows] by their rows' positions."""
     positions = b.inputs.positions.view(b.context, b.shape.rows)
     factors = b.weights.get(ROPE_FACTORS)
-    return ggml.rope(b.context, x, positions, factors, b.hyper.rope.settings(mode))
+    return ops.rope(b.context, x, positions, factors, b.hyper.rope.settings(mode))
 
 
 def attend(b: Builder, layer: int, q: ggml.Tensor, k: ggml.Tensor, v: ggml.Tensor) -> ggml.Tensor:
@@ -48,7 +48,7 @@ def attend(b: Builder, layer: int, q: ggml.Tensor, k: ggml.Tensor, v: ggml.Tenso
     _store(b, keys, k)
     _store(b, values, v)
     seen = b.shape.cached, b.shape.per_slot, 1, len(b.shape.slots)
-    mixed = ggml.flash_attention(
+    mixed = ops.flash_attention(
         b.context,
         _by_slot(b, q),
         b.cache.window(b.context, keys, b.shape.slots, b.shape.cached),
@@ -63,13 +63,13 @@ def feed_forward(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
     """Norm, then down(silu(gate(x)) * up(x)), this rank's share of the sum."""
     x = norm(b, h, b.weight(layer, "ffn_norm.weight"))
     gate, up = linear(b, layer, "ffn_gate", x), linear(b, layer, "ffn_up", x)
-    return linear(b, layer, "ffn_down", ggml.swiglu(b.context, gate, up))
+    return linear(b, layer, "ffn_down", ops.swiglu(b.context, gate, up))
 
 
 def _store(b: Builder, cached: ggml.Tensor, x: ggml.Tensor) -> None:
-    rows = ggml.reshape(b.context, x, b.cache.heads * b.cache.head_dim, b.shape.rows)
+    rows = ops.reshape(b.context, x, b.cache.heads * b.cache.head_dim, b.shape.rows)
     cells = b.inputs.cells.view(b.context, b.shape.rows)
-    b.graph.add(ggml.set_rows(b.context, cached, rows, cells))  # before attention reads it
+    b.graph.add(ops.set_rows(b.context, cached, rows, cells))  # before attention reads it
 
 
 def _by_slot(b: Builder, q: ggml.Tensor) -> ggml.Tensor:
@@ -77,17 +77,17 @@ def _by_slot(b: Builder, q: ggml.Tensor) -> ggml.Tensor:
     shape = b.shape
     count = b.cache.heads * b.hyper.group
     if shape.gaps:
-        flat = ggml.reshape(b.context, q, b.cache.head_dim * count, shape.rows)
-        q = ggml.get_rows(b.context, flat, b.inputs.spread.view(b.context, len(shape.slots)))
-    q = ggml.reshape(b.context, q, b.cache.head_dim, count, shape.per_slot, len(shape.slots))
-    return ggml.permute(b.context, q, 0, 2, 1, 3)
+        flat = ops.reshape(b.context, q, b.cache.head_dim * count, shape.rows)
+        q = ops.get_rows(b.context, flat, b.inputs.spread.view(b.context, len(shape.slots)))
+    q = ops.reshape(b.context, q, b.cache.head_dim, count, shape.per_slot, len(shape.slots))
+    return ops.permute(b.context, q, 0, 2, 1, 3)
 
 
 def _by_row(b: Builder, mixed: ggml.Tensor) -> ggml.Tensor:
     """[head_dim, heads, per_slot, slots] → [heads * head_dim, rows]."""
     shape = b.shape
     width = b.cache.heads * b.hyper.group * b.cache.head_dim
-    flat = ggml.reshape(b.context, mixed, width, shape.per_slot * len(shape.slots))
+    flat = ops.reshape(b.context, mixed, width, shape.per_slot * len(shape.slots))
     if shape.gaps:
-        flat = ggml.get_rows(b.context, flat, b.inputs.gather.view(b.context, shape.rows))
+        flat = ops.get_rows(b.context, flat, b.inputs.gather.view(b.context, shape.rows))
     return flat

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from antfarm.engine import ggml
+from antfarm.engine import ggml, ops
 from antfarm.errors import AntfarmError, Reason
 from antfarm.types import Span
 
@@ -51,7 +51,7 @@ class KvCache:
 
     def window(self, c: ggml.Context, cached: ggml.Tensor, slots: Span, length: int) -> ggml.Tensor:
         """The first `length` rows of some slots: [head_dim, length, heads, slots]."""
-        return ggml.view(
+        return ops.view(
             c,
             cached,
             (self.head_dim, length, self.heads, len(slots)),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antfarm.batch import Batch
-from antfarm.engine import ggml
+from antfarm.engine import ggml, ops
 from antfarm.engine.arch.architecture import Architecture, Half
 from antfarm.engine.builder import Builder
 from antfarm.engine.hyper import Hyper
@@ -166,14 +166,14 @@ class Layers:
     def _build_whole(self, b: Builder, halves: list[tuple[int, Half]]) -> None:
         h = self.hidden.view(b.context, self._width, b.shape.rows)
         for layer, half in halves:
-            h = ggml.add_into(b.context, h, half(b, layer, h))
+            h = ops.add_into(b.context, h, half(b, layer, h))
         b.graph.add(h)
 
     def _build_split(self, builders: list[Builder], halves: list[tuple[int, Half]]) -> None:
         for b, (layer, half) in zip(builders, halves, strict=True):
             h = self.hidden.view(b.context, self._width, b.shape.rows)
             if b is not builders[0]:
-                h = ggml.add_into(b.context, h, self._total.view(b.context, self._width, b.shape.rows))
+                h = ops.add_into(b.context, h, self._total.view(b.context, self._width, b.shape.rows))
             b.graph.add(self._partial.receive(half(b, layer, h)))
 
     def _halves(self) -> Iterator[tuple[int, Half]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antfarm.engine import ggml
+from antfarm.engine import ggml, ops
 
 _KINDS: dict[str, type[np.generic]] = {
     "f32": np.float32,
@@ -44,7 +44,7 @@ class Region:
         sides = (*shape, 1, 1, 1)[:4]
         size = self.array.itemsize
         strides = (size * sides[0], size * sides[0] * sides[1], size * sides[0] * sides[1] * sides[2])
-        return ggml.view(context, self.tensor, (sides[0], sides[1], sides[2], sides[3]), strides, 0)
+        return ops.view(context, self.tensor, (sides[0], sides[1], sides[2], sides[3]), strides, 0)
 
     def receive(self, node: ggml.Tensor) -> ggml.Tensor:
         """Let a graph write this node's result here."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antfarm.cuts import EMBEDDING, HEAD, HEAD_NORM
-from antfarm.engine import ggml
+from antfarm.engine import ggml, ops
 from antfarm.engine.hyper import Hyper
 from antfarm.engine.regions import Region, Regions
 from antfarm.engine.step import Limits
@@ -87,15 +87,15 @@ class Vocabulary:
     def _build_embedding(self, rows: int) -> ggml.Graph:
         context, graph = self._graph()
         tokens = self._tokens.view(context, rows)
-        graph.add(self._hidden.receive(ggml.get_rows(context, self._weights[EMBEDDING], tokens)))
+        graph.add(self._hidden.receive(ops.get_rows(context, self._weights[EMBEDDING], tokens)))
         return graph
 
     def _build_head(self, rows: int) -> ggml.Graph:
         context, graph = self._graph()
         x = self._outputs.view(context, self._hyper.facts.embedding, rows)
-        x = ggml.mul(context, ggml.rms_norm(context, x, self._hyper.eps), self._weights[HEAD_NORM])
+        x = ops.mul(context, ops.rms_norm(context, x, self._hyper.eps), self._weights[HEAD_NORM])
         head = self._weights.get(HEAD, self._weights[EMBEDDING])
-        graph.add(self._logits.receive(ggml.mul_mat(context, head, x)))
+        graph.add(self._logits.receive(ops.mul_mat(context, head, x)))
         return graph
 
     def _graph(self) -> tuple[ggml.Context, ggml.Graph]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from antfarm.engine import blocks, ggml
+from antfarm.engine import blocks, ggml, ops
 from antfarm.engine.arch.architecture import Architecture
 from antfarm.engine.builder import Builder
 from antfarm.engine.layout import LayerTensors
@@ -10,7 +10,7 @@ from antfarm.engine.layout import LayerTensors
 
 def attention(b: Builder, layer: int, h: ggml.Tensor) -> ggml.Tensor:
     q, k, v = blocks.qkv(b, layer, h)
-    q, k = blocks.rope(b, q, ggml.ROPE_NORM), blocks.rope(b, k, ggml.ROPE_NORM)
+    q, k = blocks.rope(b, q, ops.ROPE_NORM), blocks.rope(b, k, ops.ROPE_NORM)
     return blocks.attend(b, layer, q, k, v)
 
 
