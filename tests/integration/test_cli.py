@@ -27,11 +27,8 @@ def home(tmp_path: Path) -> Iterator[Callable[[str], Antc]]:
 
     yield named
     for antc in made.values():
-        antc.run("down", code=None)
-        left = antc.processes()
-        for process in left:
-            process.kill()
-        assert not left, f"left running: {[p.cmdline() for p in left]}"
+        left = antc.close()
+        assert not left, f"left running: {left}"
 
 
 @pytest.fixture
@@ -87,7 +84,9 @@ def test_a_model_is_loaded_resharded_and_unloaded(antc: Antc, models: Models) ->
     assert (loaded["model"], loaded["mode"], loaded["state"]) == ("tiny", "tensor", "ready")
     impossible = antc.run("load", models.path("tiny-llama"), "--split", "64", code=1)
     assert impossible.stderr.startswith(("antc: split-impossible:", "antc: no-capacity:"))
+    assert {model["model"]: model["state"] for model in antc.json("ps")}["tiny"] == "ready"
     antc.run("unload", "tiny")
+    antc.run("unload", "tiny-llama-f32")
     assert antc.run("ask", "Hello?", code=1).stderr.startswith("antc: model-")
     assert antc.run("unload", "tiny", code=1).stderr.startswith("antc: model-")
 
@@ -112,10 +111,7 @@ def test_a_host_joins_by_the_line_and_a_stranger_does_not(home: Callable[[str], 
     assert stranger.stderr.splitlines()[-2].startswith("antc: bus-unauthorized:")
 
     for process in (by_argument, by_stdin, queen):
-        process.terminate()
-        output, _ = process.communicate(timeout=20)
-        assert process.returncode == 0, output
-        assert secret not in output
+        assert secret not in antc.finish(process, signal.SIGTERM, 0)
     assert antc.processes() == []
 
 
@@ -126,9 +122,7 @@ def test_ctrl_c_during_up_leaves_nothing(antc: Antc, until: str) -> None:
         lambda: any(p.role == until for p in state.read(antc.home).processes) or up.poll() is not None,
         f"a {until} has started",
     )
-    up.send_signal(signal.SIGINT)
-    output, _ = up.communicate(timeout=30)
-    assert up.returncode == 130, output
+    antc.finish(up, signal.SIGINT, 130)
     assert antc.processes() == []
     assert state.read(antc.home).processes == ()
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ class Antc:
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path)
+        self._started: list[subprocess.Popen[str]] = []
 
     def command(self, *words: str | Path) -> list[str]:
         return [sys.executable, "-m", "antfarm", "--home", str(self.home.path), *map(str, words)]
@@ -43,19 +45,34 @@ class Antc:
     def json(self, *words: str | Path) -> Any:
         return json.loads(self.run(*words, "--json").stdout)
 
-    def start(self, *words: str | Path, stdin: str | None = None) -> subprocess.Popen[str]:
-        """Start and leave running."""
-        process = subprocess.Popen(
-            self.command(*words),
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if stdin and process.stdin:
-            process.stdin.write(stdin)
-            process.stdin.close()
+    def start(self, *words: str | Path, stdin: str = "") -> subprocess.Popen[str]:
+        """Start and leave running; `finish` it, or let `close` do so."""
+        with TemporaryFile("w+") as typed:
+            typed.write(stdin)
+            typed.seek(0)
+            process = subprocess.Popen(
+                self.command(*words), stdin=typed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        self._started.append(process)
         return process
+
+    def finish(self, process: subprocess.Popen[str], number: int, code: int) -> str:
+        """Send a signal and wait for the end, which must be with this exit code; returns the output."""
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=COMMAND_S)
+        assert process.returncode == code, f"{output}\n{self.logs()}"
+        return output
+
+    def close(self) -> list[psutil.Process]:
+        """End everything of this home; what `antc down` and the end of the others left running."""
+        self.run("down", code=None)
+        for process in self._started:
+            process.kill()
+            process.communicate()
+        left = self.processes()
+        for leftover in left:
+            leftover.kill()
+        return left
 
     def processes(self) -> list[psutil.Process]:
         """Everything alive that has to do with this home: it is in an argument, or an ancestor has it."""

@@ -49,7 +49,7 @@ def run_daemon(
 
     Raises `StateError` `colony-exists` when this role (and name) is taken in the home.
     """
-    log_to(home.logs / f"{role}-{name}.log".replace("-.", ".") if starter.waits else None)
+    log_to(home.logs / f"{name or role}.log" if starter.waits else None)
     with state.claim(home, role, name) as announce:
         daemon = Daemon(home, role, announce, starter)
         try:

@@ -29,6 +29,7 @@ from antfarm.forager.settings import MEMORY_SHARE, cores
 from antfarm.messages import Failure, Message
 
 START_S = 30.0  # from spawning a daemon to its ready line
+LOOK_S = 0.02  # between two looks at whether a process has ended
 API_KEY_VARIABLE = "ANTFARM_API_KEY"
 
 
@@ -114,7 +115,7 @@ def start_queen(home: Home, options: QueenOptions) -> Process:
 
 def start_foragers(home: Home, foragers: Iterable[ForagerOptions]) -> list[Process]:
     """Start foragers of the colony that runs in `home`, side by side, and wait until all are ready."""
-    return _start(home, {f"forager-{o.name}": ["forager", *o.arguments()] for o in foragers})
+    return _start(home, {o.name or "forager": ["forager", *o.arguments()] for o in foragers})
 
 
 def stop_colony(home: Home) -> list[Process]:
@@ -137,12 +138,33 @@ def stop_processes(pids: Iterable[int]) -> None:
     for process in asked:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    psutil.wait_procs(asked, timeout=2 * STOP_S)
-    _, left = psutil.wait_procs([*asked, *family], timeout=1.0)
+    left = _left_of(asked, within=2 * STOP_S)
+    left = _left_of([*left, *family], within=1.0)
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=STOP_S)
+    _left_of(left, within=STOP_S)
+
+
+def _left_of(processes: list[psutil.Process], within: float) -> list[psutil.Process]:
+    """Those that still run after waiting for their ends.
+
+    A process that has ended but whose parent has not noticed counts as ended: the first process of
+    a container may never notice.
+    """
+    deadline = time.monotonic() + within
+    while (left := [p for p in processes if _runs(p)]) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(ChildProcessError):
+        os.waitpid(process.pid, os.WNOHANG)  # takes note of the end of our own child
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _existing(pids: Iterable[int]) -> Iterator[psutil.Process]:
