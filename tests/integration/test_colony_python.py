@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -145,6 +146,25 @@ def test_examples_that_start_a_colony(
     done = _example(name, tiny)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_ctrl_c_while_loading_leaves_nothing(tiny: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "quickstart.py"), tiny]
+    env = {**os.environ, "ANTFARM_HOME": str(tmp_path / "user"), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as example:
+        assert example.stderr
+        assert "is loading" in example.stderr.readline()
+        example.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in example.stderr.read()
+    assert [path.name for path in tmp_path.iterdir()] == ["user"]
+    assert [process.pid for process in psutil.process_iter() if _is_of(process, tmp_path)] == []
+
+
+def _is_of(process: psutil.Process, home: Path) -> bool:
+    try:
+        return any(str(home) in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def _example(name: str, argument: str) -> subprocess.CompletedProcess[str]:
