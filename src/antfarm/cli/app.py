@@ -41,7 +41,11 @@ def everywhere(
     context: typer.Context,
     home: Annotated[
         Path | None,
-        typer.Option(help="The colony's folder.  [default: $ANTFARM_HOME or ~/.antfarm]", show_default=False),
+        typer.Option(
+            metavar="DIR",
+            help="The colony's folder.  [default: $ANTFARM_HOME or ~/.antfarm]",
+            show_default=False,
+        ),
     ] = None,
     _show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")

@@ -19,14 +19,27 @@ app = typer.Typer()
 
 Model = Annotated[
     str,
-    typer.Option("-m", "--model", show_default=False, help="Which one.  [default: the one that is loaded]"),
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="NAME",
+        show_default=False,
+        help="Which one.  [default: the one that is loaded]",
+    ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, show_default=False, help="At most so many.  [default: no limit]")
+    int | None,
+    typer.Option(metavar="N", min=1, show_default=False, help="At most so many.  [default: no limit]"),
 ]
-Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")]
-Seed = Annotated[int | None, typer.Option(show_default=False, help="The same seed gives the same text.")]
-System = Annotated[str, typer.Option(show_default=False, help="A system message to begin with.")]
+Temperature = Annotated[
+    float, typer.Option(metavar="T", min=0, max=2, help="0 always takes the likeliest token.")
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", show_default=False, help="The same seed gives the same text.")
+]
+System = Annotated[
+    str, typer.Option(metavar="TEXT", show_default=False, help="A system message to begin with.")
+]
 
 
 @app.command()

@@ -29,8 +29,13 @@ app = typer.Typer()
 @app.command()
 def up(
     context: typer.Context,
-    foragers: Annotated[int, typer.Option(min=1, max=64, help="How many, sharing this host's cores.")] = 1,
-    model: Annotated[str, typer.Option(help="A model to load: a catalog name, a path or a URL.")] = "",
+    foragers: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="How many, sharing this host's cores.")
+    ] = 1,
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="Load it: a catalog name, a path or a URL.", show_default=False),
+    ] = "",
     split: Split = 0,
     mode: Mode = "auto",
     memory: Memory = "",

@@ -51,12 +51,21 @@ def forager(
     join: Annotated[
         str, typer.Option(metavar="LINE", help='antfarm://HOST:PORT/SECRET, or "-" to read it from stdin.')
     ] = "",
-    name: Annotated[str, typer.Option(help="Its name in the colony.  [default: this host's]")] = "",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="In the colony.  [default: this host's]", show_default=False)
+    ] = "",
     memory: Memory = "",
-    threads: Annotated[int, typer.Option(min=0, help="Of a shard; 0: one per core.", show_default=False)] = 0,
-    cpus: Annotated[str, typer.Option(metavar="0,1,..", help="Cores to pin shards to.")] = "",
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Of a shard.  [default: one a core]", show_default=False)
+    ] = 0,
+    cpus: Annotated[str, typer.Option(metavar="0,1,...", help="Cores to pin shards to.")] = "",
     listen: Annotated[
-        str, typer.Option(help="Address for other shards.  [default: the one that routes to the queen]")
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="For other hosts' shards.  [default: the one that routes to the queen]",
+            show_default=False,
+        ),
     ] = "",
     bus_token: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Holds the token of a NATS of your own.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from antfarm.cli.output import document, note, say, size, table
 from antfarm.cli.session import home_of, with_control
 
 if TYPE_CHECKING:
+    from antfarm.cli.progress import Display
     from antfarm.client.control import Control
     from antfarm.config import Home
     from antfarm.messages import LoadModel, ModelStatus
@@ -89,15 +91,25 @@ def _loaded(home: Home) -> tuple[ModelStatus, ...]:
 def load(
     context: typer.Context,
     model: Ref,
-    name: Annotated[str, typer.Option(help="Serve it under this name.  [default: the catalog's]")] = "",
+    name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="To serve it under.  [default: the file's]", show_default=False),
+    ] = "",
     split: Split = 0,
     mode: Mode = "auto",
     stages: Stages = 0,
     shares: Shares = "",
-    context_length: Annotated[int, typer.Option("--context", min=0, help="Tokens per slot; 0: its own.")] = 0,
-    slots: Annotated[int, typer.Option(min=1, help="Sequences held in memory at once.")] = 1,
-    wire: Annotated[str, typer.Option(help="Numbers between shards: f32, f16 or q8.")] = "f32",
-    backend: Annotated[str, typer.Option(help="The ggml device to compute on.")] = "CPU",
+    context_length: Annotated[
+        int,
+        typer.Option(
+            "--context", metavar="N", min=0, show_default=False, help="Tokens a slot.  [default: its own]"
+        ),
+    ] = 0,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Sequences held in memory at once.")] = 1,
+    wire: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")
+    ] = "f32",
+    backend: Annotated[str, typer.Option(metavar="NAME", help="The ggml device to compute on.")] = "CPU",
 ) -> None:
     """Load a model into the colony.
 
@@ -177,22 +189,33 @@ def ps(context: typer.Context, as_json: Json = False) -> None:
 
 def pull_and_show(home: Home, model: str) -> Path:
     """The model's file on this host, fetched with a progress bar unless it is here."""
-    from antfarm.cli.progress import Download
+    from antfarm.cli.progress import Display
     from antfarm.model.catalog import Catalog
 
-    with Download(model) as progress:
-        return Catalog(home.models).pull(model, progress)
+    with Display() as display:
+        return Catalog(home.models).pull(model, partial(display.fetched, model))
+
+
+async def _show_pulls(control: Control, display: Display) -> None:
+    async for pull in control.pulls():
+        display.pulling(pull)
 
 
 async def load_and_watch(control: Control, wanted: LoadModel) -> ModelStatus:
-    """Load, show each shard's progress, and say what became of it."""
-    from antfarm.cli.progress import Loading
+    """Load, show the progress of downloads and shards, and say what became of it."""
+    import asyncio
 
-    last = await control.load(wanted)
-    with Loading() as progress:
-        async for status in control.watch(last.model):
-            progress(status)
-            last = status
+    from antfarm.cli.progress import Display
+
+    with Display() as display:
+        pulls = asyncio.ensure_future(_show_pulls(control, display))
+        try:
+            last = await control.load(wanted)
+            async for status in control.watch(last.model):
+                display.loading(status)
+                last = status
+        finally:
+            pulls.cancel()
     shards = len(last.shards)
     how = f"{last.mode} split over {shards} shards" if shards > 1 else "unsplit"
     say(f"{last.model} is ready: {how}, {last.seconds:.1f} s")

@@ -62,7 +62,9 @@ def nodes(
 @app.command()
 def ops(
     context: typer.Context,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many of the latest.")] = 50,
+    number: Annotated[
+        int, typer.Option("-n", "--number", metavar="N", min=1, help="How many of the latest.")
+    ] = 50,
     count: Annotated[bool, typer.Option("--count", help="How many events of each kind.")] = False,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new ones as they come.")] = False,
     as_json: Json = False,

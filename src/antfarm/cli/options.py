@@ -15,13 +15,20 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")]
 
-Listen = Annotated[str, typer.Option(help="Address of the API and the bus; 0.0.0.0 takes other hosts in.")]
-ApiPort = Annotated[int, typer.Option(min=0, max=65535, help="Of the API; 0 takes any free one.")]
-BusPort = Annotated[int, typer.Option(min=0, max=65535, help="Of the bus; 0 takes any free one.")]
+Listen = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Address of the API and the bus; 0.0.0.0 takes other hosts in.")
+]
+ApiPort = Annotated[
+    int, typer.Option(metavar="PORT", min=0, max=65535, help="Of the API; 0 takes any free one.")
+]
+BusPort = Annotated[
+    int, typer.Option(metavar="PORT", min=0, max=65535, help="Of the bus; 0 takes any free one.")
+]
 ApiKey = Annotated[
     str,
     typer.Option(
         envvar="ANTFARM_API_KEY",
+        metavar="KEY",
         show_envvar=False,
         show_default=False,
         help="Ask clients of the API for this key; it is kept in the home. Better given as $ANTFARM_API_KEY.",
@@ -37,12 +44,15 @@ Memory = Annotated[
 Ref = Annotated[str, typer.Argument(help="A catalog name, a path, http(s)://... or hf:owner/repo/file.gguf.")]
 Name = Annotated[str, typer.Argument(help="The name it is served under.")]
 Split = Annotated[
-    int, typer.Option(min=0, max=1024, show_default=False, help="Shards.  [default: the fewest that fit]")
+    int,
+    typer.Option(
+        metavar="N", min=0, max=1024, show_default=False, help="Shards.  [default: the fewest that fit]"
+    ),
 ]
-Mode = Annotated[str, typer.Option(help="auto, tensor, pipeline or hybrid.")]
-Stages = Annotated[int, typer.Option(min=0, show_default=False, help="Stages of a hybrid.")]
+Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, tensor, pipeline or hybrid.")]
+Stages = Annotated[int, typer.Option(metavar="N", min=0, show_default=False, help="Stages of a hybrid.")]
 Shares = Annotated[
-    str, typer.Option(metavar="2,1,..", show_default=False, help="Relative sizes of the shards.")
+    str, typer.Option(metavar="2,1,...", show_default=False, help="Relative sizes of the shards.")
 ]
 
 

@@ -7,27 +7,40 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from antfarm.cli.output import note, size
-from antfarm.messages import ModelStatus
+from antfarm.messages import ModelStatus, PullProgress
 
 PLAIN_EVERY_S = 5.0
 
 
-class _Shown:
-    """Bars while the block runs, where there is a terminal to draw them on."""
+class Display:
+    """A bar for each thing that goes on, by its key; without a terminal, a line when it is due."""
 
-    def __init__(self, *columns: object) -> None:
+    def __init__(self) -> None:
         console = Console(stderr=True)
-        self._bars = Progress(*columns, console=console) if console.is_terminal else None  # type: ignore[arg-type]
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
+        self._bars = Progress(*columns, console=console) if console.is_terminal else None
+        self._rows: dict[object, TaskID] = {}
+        self._said: dict[object, tuple[str, float]] = {}
+
+    def fetched(self, name: str, done: int, total: int) -> None:
+        """A download; `total` is 0 while it is not known."""
+        part = done / total if total else None
+        amount = f"{size(done)} of {size(total)}" if total else size(done)
+        self._show(name, f"fetching {name}", part, amount, due=done == total)
+
+    def pulling(self, pull: PullProgress) -> None:
+        """A download by a forager."""
+        self.fetched(f"{pull.model} on {pull.forager}", pull.done, pull.total)
+
+    def loading(self, status: ModelStatus) -> None:
+        """The weights of each shard."""
+        for view in status.shards:
+            text = f"{status.model} shard {view.shard} on {view.forager}: {view.state}"
+            amount = f"{view.loaded:.0%} of {view.part}, {size(view.planned)}"
+            self._show((status.replica, status.epoch, view.shard), text, view.loaded, amount)
 
     def __enter__(self) -> Self:
         if self._bars:
@@ -40,50 +53,18 @@ class _Shown:
         if self._bars:
             self._bars.stop()
 
-
-class Download(_Shown):
-    """Called with bytes done and bytes in all."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-        )
-        self._name = name
-        self._bar: TaskID | None = None
-        self._said = 0.0
-
-    def __call__(self, done: int, total: int) -> None:
+    def _show(self, key: object, text: str, part: float | None, amount: str, *, due: bool = False) -> None:
+        """`part`, 0..1, is done; None where nobody knows. Without a terminal a line is said when `text`
+        changes, when it is `due`, or every few seconds."""
         if self._bars is None:
-            self._plain(done, total)
-        elif self._bar is None:
-            self._bar = self._bars.add_task(self._name, completed=done, total=total or None)
-        else:
-            self._bars.update(self._bar, completed=done, total=total or None)
-
-    def _plain(self, done: int, total: int) -> None:
-        if done >= total > 0 or time.monotonic() - self._said > PLAIN_EVERY_S:
-            self._said = time.monotonic()
-            note(f"{self._name}: {size(done)} of {size(total) if total else 'unknown'}")
-
-
-class Loading(_Shown):
-    """Called with each look at a loading model: one bar, or one line per change, for each shard."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")
+            said, when = self._said.get(key, ("", 0.0))
+            if text != said or due or time.monotonic() - when > PLAIN_EVERY_S:
+                self._said[key] = text, time.monotonic()
+                note(f"{text}: {amount}")
+            return
+        if key not in self._rows:
+            self._rows[key] = self._bars.add_task(text, total=1.0, amount=amount)
+        total = None if part is None else 1.0
+        self._bars.update(
+            self._rows[key], description=text, completed=part or 0.0, total=total, amount=amount
         )
-        self._rows: dict[tuple[int, int], TaskID] = {}
-        self._said: dict[tuple[int, int], str] = {}
-
-    def __call__(self, status: ModelStatus) -> None:
-        for view in status.shards:
-            key = (status.epoch, view.shard)
-            text = f"{status.model} shard {view.shard} on {view.forager}: {view.state}"
-            if self._bars is not None:
-                if key not in self._rows:
-                    self._rows[key] = self._bars.add_task(text, total=1.0)
-                self._bars.update(self._rows[key], description=text, completed=view.loaded)
-            elif self._said.get(key) != text:
-                self._said[key] = text
-                note(f"{text} ({view.part}, {size(view.planned)})")

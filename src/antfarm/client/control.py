@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from antfarm.bus import Bus, OpsLog, Registry
-from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
+from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
 from antfarm.client import state
 from antfarm.config import LOAD_S, Home
 from antfarm.errors import Reason, StateError
@@ -20,6 +20,7 @@ from antfarm.messages import (
     LoadModel,
     ModelStatus,
     OpsEvent,
+    PullProgress,
     UnloadModel,
 )
 from antfarm.secret import Secret
@@ -75,6 +76,12 @@ class Control:
                 return
             await asyncio.sleep(WATCH_S)
         raise StateError(Reason.TIMEOUT, f"{model} was not ready within {within:g} s", seconds=within)
+
+    async def pulls(self) -> AsyncIterator[PullProgress]:
+        """Downloads of models by the colony's foragers, as they go on."""
+        async with await self._bus.subscribe(PULL_EVENTS) as events:
+            async for event in events:
+                yield event
 
     async def nodes(self) -> list[ForagerFacts]:
         """The Worker Node Registry."""
