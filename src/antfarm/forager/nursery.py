@@ -106,7 +106,7 @@ class Nursery:
             )
 
     def _taken(self) -> int:
-        return sum(shard.planned for shard in self._shards.values())
+        return sum(shard.planned for shard in self._shards.values() if not shard.ended)
 
     async def _end(self, key: Key, shard: ShardProcess) -> None:
         await shard.stop()

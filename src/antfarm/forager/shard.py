@@ -37,6 +37,7 @@ from antfarm.messages import (
 
 log = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-m", "antfarm.shard")
 LINE_BYTES = 8 << 20  # the longest line that a shard may write
 LOG_BYTES = 4 << 20  # a log larger than this is begun anew
 
@@ -65,9 +66,7 @@ class ShardProcess:
         """Start the process and return once it listens. Raises StateError `shard-failed` or `timeout`."""
         with _open_log(self._log_file) as stderr:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "antfarm.shard",
+                *COMMAND,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
@@ -87,8 +86,29 @@ class ShardProcess:
 
     async def send(self, command: ShardCommand) -> None:
         """Write a command. Raises StateError `shard-failed` when the process takes none any more."""
+        if self.stopping or self._process is None:
+            raise self._gone("it has ended")
+        await self._write(self._process, command)
+
+    async def stop(self) -> None:
+        """End it: asked, then killed. Returns when the process is no more; safe to call twice."""
+        first, self.stopping = not self.stopping, True
         process = self._process
-        if process is None or process.stdin is None or process.returncode is not None or self.stopping:
+        if process is None or process.stdin is None:
+            return
+        if first:
+            with contextlib.suppress(StateError):
+                await self._write(process, ShardStop(self.load.replica, self.load.epoch))
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S)
+        except TimeoutError:
+            log.warning("shard process %d does not end; killing it", process.pid)
+            process.kill()
+        await self._ended.wait()
+
+    async def _write(self, process: asyncio.subprocess.Process, command: ShardCommand) -> None:
+        if process.stdin is None or process.returncode is not None:
             raise self._gone("it has ended")
         try:
             async with self._writing:
@@ -99,22 +119,9 @@ class ShardProcess:
         except OSError as error:
             raise self._gone(str(error)) from error
 
-    async def stop(self) -> None:
-        """End it: asked, then killed. Returns when the process is no more; safe to call twice."""
-        if not self.stopping:
-            with contextlib.suppress(StateError):
-                await self.send(ShardStop(self.load.replica, self.load.epoch))
-        self.stopping = True
-        process = self._process
-        if process is None or process.stdin is None:
-            return
-        process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_S)
-        except TimeoutError:
-            log.warning("shard process %d does not end; killing it", process.pid)
-            process.kill()
-        await self._ended.wait()
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
 
     async def wait(self) -> None:
         """Return when the process has ended and its last event was reported."""
@@ -137,6 +144,7 @@ class ShardProcess:
         except ValueError:  # a line beyond the limit
             log.error("a shard wrote a line of more than %d bytes; killing it", LINE_BYTES)
             process.kill()
+            await process.stdout.read()  # what is left of the pipe, so that it closes
         finally:
             code = await process.wait()
             if not self._listening.done():

@@ -1,0 +1,229 @@
+"""Tasks against a lead that is played: order, silence, deadlines, slow clients, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from antfarm.bus import Subscription
+from antfarm.bus.subject import Subject
+from antfarm.bus.subjects import FORAGER_ASSIGN, FORAGER_CANCEL, TASK_EVENTS
+from antfarm.colony.events import Route
+from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.messages import (
+    Done,
+    Failure,
+    TaskAccepted,
+    TaskAssign,
+    TaskCancel,
+    TaskEvent,
+    TaskFinished,
+    TaskTokens,
+)
+from antfarm.queen import tasks as module
+from antfarm.queen.tasks import TaskRequest, Tasks
+from antfarm.types import Sampling
+
+ROUTE = Route("m", "m-1", 1, "a")
+REQUEST = TaskRequest("m", Sampling(), text="hello")
+
+
+class Lead:
+    """Takes the place of the bus: keeps what the queen sends; the test says the lead's events."""
+
+    def __init__(self) -> None:
+        self.assigned: list[TaskAssign] = []
+        self.cancelled: list[TaskCancel] = []
+        self.refuses: AntfarmError | None = None
+        self._events: Subscription[TaskEvent] = Subscription("tasks", TASK_EVENTS.decode)
+
+    async def subscribe(self, subject: Subject[Any]) -> Subscription[TaskEvent]:
+        assert subject is TASK_EVENTS
+        return self._events
+
+    async def request(self, subject: Subject[Any], message: Any) -> Done:
+        if self.refuses:
+            raise self.refuses
+        if isinstance(message, TaskAssign):
+            assert subject.name == FORAGER_ASSIGN.of("a").name
+            self.assigned.append(message)
+        else:
+            assert subject.name == FORAGER_CANCEL.of("a").name
+            self.cancelled.append(message)
+        return Done()
+
+    async def say(self, *events: TaskEvent) -> None:
+        for event in events:
+            await self._events.receive(TASK_EVENTS.encode(event))
+        await asyncio.sleep(0)
+
+    async def until_assigned(self) -> str:
+        while not self.assigned:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return self.assigned[-1].task
+
+
+@pytest_asyncio.fixture
+async def lead() -> Lead:
+    return Lead()
+
+
+@pytest_asyncio.fixture
+async def tasks(lead: Lead) -> AsyncIterator[Tasks]:
+    made = Tasks(lead, lambda model: ROUTE)  # type: ignore[arg-type]
+    await made.start()
+    yield made
+    await made.close()
+
+
+def collect(tasks: Tasks, request: TaskRequest = REQUEST) -> asyncio.Task[list[TaskEvent]]:
+    async def run() -> list[TaskEvent]:
+        return [event async for event in tasks.run(request)]
+
+    return asyncio.create_task(run())
+
+
+async def test_events_come_as_they_were_said(lead: Lead, tasks: Tasks) -> None:
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    said = [
+        TaskAccepted(task, 3),
+        TaskTokens(task, 0, 2, "ab"),
+        TaskTokens(task, 2, 1, "c"),
+        TaskFinished(task, 3, "stop"),
+    ]
+    await lead.say(*said)
+    assert await answer == said
+    assert lead.assigned[0].text == "hello"
+    assert lead.cancelled == []
+
+
+@pytest.mark.parametrize("index", [1, 3])
+async def test_lost_or_doubled_tokens_end_the_task(lead: Lead, tasks: Tasks, index: int) -> None:
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    await lead.say(TaskAccepted(task, 3), TaskTokens(task, 0, 2, "ab"), TaskTokens(task, index, 1, "c"))
+    last = (await answer)[-1]
+    assert isinstance(last, TaskFinished) and last.failure
+    assert (last.failure.reason, last.index) == (Reason.INTERNAL, 2)
+    await asyncio.sleep(0.01)
+    assert lead.cancelled == [TaskCancel(task, "m-1")]
+
+
+async def test_a_finish_that_counts_wrong_is_a_failure(lead: Lead, tasks: Tasks) -> None:
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    await lead.say(TaskAccepted(task, 3), TaskTokens(task, 0, 2, "ab"), TaskFinished(task, 5, "stop"))
+    last = (await answer)[-1]
+    assert isinstance(last, TaskFinished) and last.failure
+
+
+async def test_a_failure_before_the_first_event_is_raised(lead: Lead, tasks: Tasks) -> None:
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    overflow = Failure(Reason.CONTEXT_OVERFLOW, "too long", numbers={"tokens": 9})
+    await lead.say(TaskFinished(task, 0, "error", failure=overflow))
+    with pytest.raises(AntfarmError) as caught:
+        await answer
+    assert (caught.value.reason, caught.value.numbers) == (Reason.CONTEXT_OVERFLOW, {"tokens": 9})
+
+
+async def test_a_refused_assignment_is_raised(lead: Lead, tasks: Tasks) -> None:
+    lead.refuses = StateError(Reason.SHARD_MISSING, "it is gone")
+    with pytest.raises(AntfarmError) as caught:
+        await collect(tasks)
+    assert caught.value.reason is Reason.SHARD_MISSING
+
+
+async def test_a_replica_that_ends_fails_its_tasks_and_needs_no_cancel(lead: Lead, tasks: Tasks) -> None:
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    await lead.say(TaskAccepted(task, 3))
+    tasks.fail("m-1", 2, Failure(Reason.INTERNAL, "another epoch"))
+    tasks.fail("m-1", 1, Failure(Reason.FORAGER_LOST, "b is lost"))
+    last = (await answer)[-1]
+    assert isinstance(last, TaskFinished) and last.failure
+    assert last.failure.reason == Reason.FORAGER_LOST
+    assert lead.cancelled == []
+
+
+async def test_closing_early_cancels_at_the_lead(lead: Lead, tasks: Tasks) -> None:
+    async with aclosing(tasks.run(REQUEST)) as events:
+        first = asyncio.ensure_future(anext(events))
+        task = await lead.until_assigned()
+        await lead.say(TaskAccepted(task, 1))
+        await first
+    await asyncio.sleep(0.01)
+    assert lead.cancelled == [TaskCancel(task, "m-1")]
+    await lead.say(TaskTokens(task, 0, 1, "late"))  # nobody waits for it any more
+
+
+async def test_a_task_has_its_deadline(lead: Lead, tasks: Tasks) -> None:
+    request = TaskRequest("m", Sampling(), text="hello", deadline=0.05)
+    answer = collect(tasks, request)
+    await lead.say(TaskAccepted(await lead.until_assigned(), 1))
+    last = (await answer)[-1]
+    assert isinstance(last, TaskFinished) and last.failure
+    assert last.failure.reason == Reason.TIMEOUT
+
+
+async def test_a_silent_lead_fails_its_tasks_but_a_busy_one_does_not(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(module, "SLOWEST_PREFILL_S", 0.0)
+    first = collect(tasks)
+    running = await lead.until_assigned()
+    queued = collect(tasks)
+    await asyncio.sleep(0)
+    for index in range(6):  # the lead works on one task while the other waits its turn
+        await lead.say(TaskTokens(running, index, 1, "x"))
+        await asyncio.sleep(0.05)
+    assert not queued.done()
+    await lead.say(TaskFinished(running, 6, "stop"))
+    assert len(await first) == 7
+    with pytest.raises(AntfarmError) as caught:
+        await asyncio.wait_for(queued, 5)
+    assert caught.value.reason is Reason.TIMEOUT
+
+
+async def test_a_client_that_does_not_read_is_bounded(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUFFER", 10)
+    async with aclosing(tasks.run(REQUEST)) as events:
+        first = asyncio.ensure_future(anext(events))
+        task = await lead.until_assigned()
+        await lead.say(TaskAccepted(task, 1))
+        await first
+        await lead.say(*(TaskTokens(task, index, 1, "x") for index in range(50)))
+        rest = [event async for event in events]
+    assert len(rest) == 11
+    assert isinstance(rest[-1], TaskFinished) and rest[-1].failure
+
+
+async def test_draining_waits_for_tasks_within_a_bound(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await tasks.drain("m-1", 1)  # nothing runs
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    draining = asyncio.create_task(tasks.drain("m-1", 1))
+    await asyncio.sleep(0.01)
+    assert not draining.done()
+    await lead.say(TaskFinished(task, 0, "stop"))
+    await answer
+    await draining
+
+    monkeypatch.setattr(module, "DRAIN_S", 0.05)
+    answer = collect(tasks)
+    await asyncio.sleep(0)
+    await tasks.drain("m-1", 1)
+    with pytest.raises(AntfarmError) as caught:
+        await answer
+    assert caught.value.reason is Reason.MODEL_RETIRED
