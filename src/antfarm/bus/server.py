@@ -34,7 +34,6 @@ LOG_BYTES = 4 << 20
 
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _PR_SET_PDEATHSIG = 1
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # where a server that listens everywhere is reached
 
 
 class EmbeddedServer:
@@ -84,8 +83,8 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """For clients on this host."""
-        return f"nats://{_LOOPBACK.get(self._host, self._host)}:{self.port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"nats://{host}:{self.port}"
 
     @property
     def pid(self) -> int:
