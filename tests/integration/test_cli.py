@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.antc import FREE_PORTS, Antc, eventually, shown_by_the_system
+from support.colony import TOKEN, running_server
 from support.models import Models
 
 from antfarm.client import state
@@ -44,7 +46,11 @@ def test_a_colony_from_up_to_down(antc: Antc, models: Models) -> None:
     (loaded,) = antc.json("ps")
     assert loaded["state"] == "ready"
     assert [shard["forager"] for shard in loaded["shards"]] == ["forager-1", "forager-2"]
-    assert all(shard["planned"] > 0 and shard["resident"] > 0 for shard in loaded["shards"])
+    assert all(shard["planned"] > 0 for shard in loaded["shards"])
+    eventually(
+        lambda: all(shard["resident"] > 0 for shard in antc.json("ps")[0]["shards"]),
+        "a heartbeat tells the resident memory",
+    )
     assert {node["id"] for node in antc.json("nodes")} == {"forager-1", "forager-2"}
     assert all(name in antc.run("ps").stdout for name in ("forager-1", "forager-2", "ready"))
 
@@ -53,6 +59,9 @@ def test_a_colony_from_up_to_down(antc: Antc, models: Models) -> None:
     told = antc.run("ask", "-", "--max-tokens", "5", "--temperature", "0", stdin="Hello?")
     assert told.stdout.strip() == answer["choices"][0]["message"]["content"].strip()
     assert "tokens/s" in told.stderr
+
+    chat = antc.run("chat", "--max-tokens", "3", stdin="Hello?\n/reset\nAnd now?\n")
+    assert chat.stderr.count("tokens/s") == 2 and "forgotten" in chat.stderr
 
     counts = antc.json("ops", "--count")
     assert counts["forager-joined"] == 2 and counts["model-ready"] == 1
@@ -113,6 +122,29 @@ def test_a_host_joins_by_the_line_and_a_stranger_does_not(home: Callable[[str], 
     for process in (by_argument, by_stdin, queen):
         assert secret not in antc.finish(process, signal.SIGTERM, 0)
     assert antc.processes() == []
+
+
+async def test_a_nats_of_your_own_is_taken_with_its_token(
+    home: Callable[[str], Antc], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+
+    def host_and_guest(bus: str) -> None:
+        host, guest = home("host"), home("guest")
+        refused = host.run("queen", "--bus", bus, "--api-port", "0", code=1)
+        assert "antc: bus-unauthorized:" in refused.stderr
+        queen = host.start("queen", "--bus", bus, "--bus-token", token, "--api-port", "0")
+        eventually(lambda: state.read(host.home).on_bus(), "the queen is up")
+        line = host.run("nodes", "--join").stdout
+        forager = guest.start("forager", "--join", "-", "--bus-token", token, stdin=line)
+        eventually(lambda: host.json("nodes"), "the forager has joined")
+        assert guest.json("ps") == []
+        for process, antc in ((forager, guest), (queen, host)):
+            antc.finish(process, signal.SIGTERM, 0)
+
+    async with running_server(tmp_path / "nats") as server:
+        await asyncio.to_thread(host_and_guest, server.url)
 
 
 @pytest.mark.parametrize("until", ["queen", "forager"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+import psutil
+
 from antfarm.cli.addresses import is_wildcard, towards
 from antfarm.cli.joining import Invitation
 from antfarm.cli.output import note, size
@@ -32,6 +34,7 @@ def forager_settings(
             f"{home.path} holds no colony's secret",
             hint="give the whole line that `antc nodes --join` prints on the queen's host",
         )
+    _check_cpus(options.cpus)
     bus = invitation.bus if invitation else member.bus if member else ""
     token = token_file or (member.bus_token if member and not invitation else "")
     return ForagerSettings(
@@ -59,6 +62,16 @@ async def serve_forager(daemon: Daemon, settings: ForagerSettings, token_file: s
         await until_stopped(daemon, forager.wait())
     finally:
         await forager.close()
+
+
+def _check_cpus(cpus: tuple[int, ...]) -> None:
+    have = psutil.cpu_count() or 1
+    if missing := [cpu for cpu in cpus if cpu >= have]:
+        raise RequestError(
+            Reason.BAD_SETTING,
+            f"this host has no core {missing[0]}",
+            hint=f"--cpus takes numbers from 0 to {have - 1}",
+        )
 
 
 def _listen(given: str, bus: str) -> str:
