@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -16,7 +19,7 @@ from support.forager_process import ForagerProcess
 from support.models import Models
 
 from antfarm.bus import Bus, OpsLog
-from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
+from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
 from antfarm.config import Home
 from antfarm.errors import AntfarmError, Reason
 from antfarm.forager import Forager, ForagerSettings
@@ -54,7 +57,7 @@ class World:
         await self.until(lambda: name in [f.id for f in self.queen.foragers()])
         return started
 
-    async def load(self, model: Path, split: int, **more: object) -> ModelStatus:
+    async def load(self, model: Path | str, split: int, **more: object) -> ModelStatus:
         """Load and wait until it is ready; raises its failure."""
         asked = await self.queen.load(LoadModel(str(model), name="tiny", split=split, **more))  # type: ignore[arg-type]
 
@@ -154,6 +157,53 @@ async def test_a_split_model_answers_alike_and_leaves_nothing(world: World, tiny
         "model-ready",
         "model-retired",
     ]
+
+
+async def test_a_new_split_lets_running_tasks_finish(world: World, tiny: Path) -> None:
+    await asyncio.gather(world.forager("a"), world.forager("b"))
+    await world.load(tiny, 1)
+    run = world.queen.tasks.run(TaskRequest("tiny", Sampling(max_tokens=400, ignore_eos=True), tokens=(1, 2)))
+    async with aclosing(run) as events:
+        await anext(events)
+        assert (await world.load(tiny, 2, reshard=True)).epoch == 2
+        assert world.queen.tasks._route("tiny").epoch == 2
+        rest = [event async for event in events]
+    last = rest[-1]
+    assert isinstance(last, TaskFinished)
+    assert (last.finish, last.index, last.failure) == ("length", 400, None)
+    await world.until(lambda: all(len(f.shards()) == 1 for f in world.foragers.values()))
+
+
+async def test_a_new_split_that_can_not_be_keeps_the_old_one(world: World, tiny: Path) -> None:
+    await asyncio.gather(world.forager("a"), world.forager("b"))
+    await world.load(tiny, 1)
+    with pytest.raises(AntfarmError) as caught:
+        await world.load(tiny, 3, reshard=True)
+    assert caught.value.reason is Reason.NO_CAPACITY
+    assert len(await world.ask(Sampling(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=0))) == 2
+    assert (await world.load(tiny, 2, reshard=True)).epoch == 3
+    assert world.queen.status()[0].state == "ready"
+
+
+async def test_a_model_is_fetched_by_the_foragers(world: World, tiny: Path) -> None:
+    await asyncio.gather(world.forager("a"), world.forager("b"))
+    size = tiny.stat().st_size  # noqa: ASYNC240
+    bus = await Bus.connect(world.queen.bus_url, world.token, "watcher")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tiny.parent))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        async with await bus.subscribe(PULL_EVENTS) as pulls:
+            await world.load(f"http://127.0.0.1:{server.server_port}/{tiny.name}", 2)
+            told = await asyncio.wait_for(anext(pulls), 5)
+        assert told.total == size
+        assert [path.stat().st_size for path in world.home.models.rglob("*.gguf")] == [size]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        await bus.close()
 
 
 async def test_operators_speak_over_the_bus(world: World, tiny: Path) -> None:
