@@ -113,7 +113,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield made
     finally:
         await asyncio.gather(*(forager.end() for forager in made.foragers.values()))
-        await queen.close()
+        await made.queen.close()
         assert left_over(tmp_path) == []
 
 
@@ -365,6 +365,24 @@ async def test_a_crash_of_the_bus_costs_no_model(world: World, tiny: Path) -> No
 
     assert len(await asyncio.wait_for(answers(), 30)) == 3
     assert world.queen.status()[0].epoch == 1
+
+
+async def test_a_queen_that_crashed_is_replaced_at_once(world: World, tiny: Path) -> None:
+    a = await world.forager("a")
+    await world.load(tiny, 1)
+    crashed = world.queen
+    assert crashed._server
+    port = crashed._server.port
+    for job in crashed._jobs:  # as if killed: no goodbye, the lease is not given back
+        job.cancel()
+    await crashed._bus.close()
+    await crashed._server.close()
+
+    secret = Secret.load_or_create(world.home.secret_file)
+    world.queen = await Queen.start(QueenSettings(world.home, secret, bus_port=port))
+    await world.until(lambda: [f.id for f in world.queen.foragers()] == ["a"])
+    await world.until(lambda: a.shards() == [])  # nobody asks for it any more
+    assert (await world.load(tiny, 1)).epoch == 2
 
 
 async def test_a_second_queen_is_refused(world: World) -> None:
