@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from support.models import Models
 from antfarm.client import state
 
 KEY = "an-api-key-of-the-tests"
+# nats-server may cut the connection before its refusal has been read
+REFUSED = re.compile("^antc: (bus-unauthorized|bus-unreachable: .* Connection reset by peer)", re.MULTILINE)
 
 
 @pytest.fixture
@@ -61,7 +64,7 @@ def test_a_colony_from_up_to_down(antc: Antc, models: Models) -> None:
     assert "tokens/s" in told.stderr
 
     chat = antc.run("chat", "--max-tokens", "3", stdin="Hello?\n/reset\nAnd now?\n")
-    assert chat.stderr.count("tokens/s") == 2 and "forgotten" in chat.stderr
+    assert chat.stderr.count("(3 tokens, ") == 2 and "forgotten" in chat.stderr
 
     counts = antc.json("ops", "--count")
     assert counts["forager-joined"] == 2 and counts["model-ready"] == 1
@@ -117,7 +120,7 @@ def test_a_host_joins_by_the_line_and_a_stranger_does_not(home: Callable[[str], 
     stranger = home("stranger").run(
         "forager", "--join", url.replace(secret, "not-the-secret-of-this-colony"), code=1
     )
-    assert stranger.stderr.splitlines()[-2].startswith("antc: bus-unauthorized:")
+    assert re.search(REFUSED, stranger.stderr)
 
     for process in (by_argument, by_stdin, queen):
         assert secret not in antc.finish(process, signal.SIGTERM, 0)
@@ -133,7 +136,7 @@ async def test_a_nats_of_your_own_is_taken_with_its_token(
     def host_and_guest(bus: str) -> None:
         host, guest = home("host"), home("guest")
         refused = host.run("queen", "--bus", bus, "--api-port", "0", code=1)
-        assert "antc: bus-unauthorized:" in refused.stderr
+        assert re.search(REFUSED, refused.stderr)
         queen = host.start("queen", "--bus", bus, "--bus-token", token, "--api-port", "0")
         eventually(lambda: state.read(host.home).on_bus(), "the queen is up")
         line = host.run("nodes", "--join").stdout
