@@ -157,6 +157,16 @@ def read(tensor: Tensor, data: NDArray[Any]) -> None:
     _c.ggml_backend_tensor_get(tensor, data.ctypes.data, 0, data.nbytes)
 
 
+def copy_within(views: Context, tensor: Tensor, values: int, source: int, target: int) -> None:
+    """Copy values of a tensor from one byte offset to another; the stretches must not overlap.
+    Takes two headers of `views`."""
+    ends = [_c.ggml_view_1d(views.handle, tensor, values, offset) for offset in (source, target)]
+    for end in ends:
+        if _c.ggml_backend_view_init(end) != _c.GGML_STATUS_SUCCESS:
+            raise AntfarmError(Reason.INTERNAL, "ggml could not place a view of a tensor")
+    _c.ggml_backend_tensor_copy(*ends)
+
+
 def host_array(address: int, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
     """Memory of this process, seen as an array."""
     raw = (ctypes.c_uint8 * (np.dtype(dtype).itemsize * math.prod(shape))).from_address(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from antfarm.batch import Copy
 from antfarm.engine import ggml, ops
 from antfarm.errors import AntfarmError, Reason
 from antfarm.types import Span
@@ -58,6 +59,14 @@ class KvCache:
             (self.row_bytes, self.head_bytes, self.slot_bytes),
             slots.lo * self.slot_bytes,
         )
+
+    def copy(self, copy: Copy) -> None:
+        """Carry a copy out in every layer."""
+        views = ggml.Context(2 * 2 * len(self._keys))
+        for tensor in (*self._keys, *self._values):
+            source, target = copy.source * self.slot_bytes, copy.target * self.slot_bytes
+            ggml.copy_within(views, tensor, copy.rows * self.heads * self.head_dim, source, target)
+        views.free()
 
     def free(self) -> None:
         self._buffer.free()

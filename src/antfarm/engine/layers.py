@@ -96,6 +96,8 @@ class Layers:
         shape = shape_of(batch, self._limits)
         self._check(rows, shape, reduce)
         step = self._step(shape)
+        if batch.copy:
+            self._model.cache.copy(batch.copy)
         self._inputs.fill(batch, shape)
         step.hidden[:] = rows
         self.hidden.push(rows.size)

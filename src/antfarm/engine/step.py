@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from antfarm.batch import Batch
+from antfarm.batch import Batch, Copy
 from antfarm.engine.regions import Region, Regions
 from antfarm.errors import AntfarmError, Reason
 from antfarm.types import Span
@@ -62,8 +62,17 @@ def shape_of(batch: Batch, limits: Limits) -> StepShape:
     lo, hi, last = slots[0], slots[-1] + 1, max(positions)
     if not regular or lo < 0 or hi > limits.slots or min(positions) < 0 or last >= limits.context:
         raise _outside(batch, limits)
+    if batch.copy and not _copies(batch.copy, limits):
+        raise _outside(batch, limits)
     cached = min(-(-(last + 1) // _BUCKET) * _BUCKET, limits.context)
     return StepShape(rows, rows if chunk else 1, Span(lo, hi), cached)
+
+
+def _copies(copy: Copy, limits: Limits) -> bool:
+    """Whether a copy stays inside the cache, between two slots."""
+    slots = range(limits.slots)
+    fits = 0 < copy.rows <= limits.context
+    return fits and copy.source in slots and copy.target in slots and copy.source != copy.target
 
 
 def largest(limits: Limits) -> list[StepShape]:
@@ -81,7 +90,7 @@ def largest(limits: Limits) -> list[StepShape]:
 def _outside(batch: Batch, limits: Limits) -> AntfarmError:
     return AntfarmError(
         Reason.INTERNAL,
-        f"a step of {batch.rows} rows (slots {batch.slots}, positions {batch.positions}) is not one that "
+        f"a step of {batch.rows} rows (slots {batch.slots}, positions {batch.positions}, copy {batch.copy}) is not one that "
         f"this shard can run: {limits}",
     )
 

@@ -12,9 +12,10 @@
           24   epoch      u64      of the replica; another one's frames are refused
           32   step       u64      counts the frames of one connection from 0: a lost or doubled one shows
 
-Little-endian. Payloads, with E the embedding's width and hidden rows in the wire's number format:
+Little-endian. Payloads, with E the embedding's width, hidden rows in the wire's number format, and
+with a copy's source, target and rows (0: there is none):
 
-    step       slots i32 [rows], positions i32 [rows], outputs i32 [outputs], hidden [rows, E]
+    step       slots i32 [rows], positions i32 [rows], outputs i32 [outputs], copy i32 [3], hidden [rows, E]
     partial    hidden [rows, E]
     result     hidden [outputs, E]
 
@@ -32,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from antfarm.batch import Batch
+from antfarm.batch import Batch, Copy
 from antfarm.link import numbers
 from antfarm.types import WireFormat
 
@@ -40,6 +41,7 @@ MAGIC = b"ifra"
 VERSION = 1
 _STRUCT = struct.Struct("<4sBBBxIIIxxxxQQ")
 HEADER_BYTES = _STRUCT.size
+_NO_COPY = Copy(0, 0, 0)
 _FORMATS = {WireFormat.F32: 1, WireFormat.F16: 2, WireFormat.Q8: 3}
 
 
@@ -88,7 +90,7 @@ class Codec:
     def length(self, kind: Kind, rows: int, outputs: int = 0) -> int:
         """Bytes of a payload."""
         if kind is Kind.STEP:
-            return 8 * rows + 4 * outputs + self.hidden_bytes(rows)
+            return 4 * _ints(rows, outputs) + self.hidden_bytes(rows)
         return self.hidden_bytes(outputs if kind is Kind.RESULT else rows)
 
     def buffer(self, kind: Kind) -> NDArray[np.uint8]:
@@ -125,7 +127,7 @@ class Codec:
         rows, outputs = batch.rows, len(batch.outputs)
         end = self.write_header(frame, Kind.STEP, step, rows, outputs)
         at = HEADER_BYTES
-        for part in (batch.slots, batch.positions, batch.outputs):
+        for part in (batch.slots, batch.positions, batch.outputs, batch.copy or _NO_COPY):
             frame[at : at + 4 * len(part)].view(np.int32)[:] = part
             at += 4 * len(part)
         numbers.encode(self.format, hidden, frame[at:end])
@@ -134,13 +136,15 @@ class Codec:
     def read_step(self, payload: NDArray[np.uint8], header: Header, hidden: NDArray[np.float32]) -> Batch:
         """The batch in a step's payload (copied); its rows are decoded into `hidden` [rows, E]."""
         rows, outputs = header.rows, header.outputs
-        ints = payload[: 8 * rows + 4 * outputs].view(np.int32).copy()
-        batch = Batch(ints[:rows], ints[rows : 2 * rows], ints[2 * rows :])
+        count = _ints(rows, outputs)
+        ints = payload[: 4 * count].view(np.int32).copy()
+        copy = Copy(*ints[-3:].tolist())
+        batch = Batch(ints[:rows], ints[rows : 2 * rows], ints[2 * rows : -3], copy if copy.rows else None)
         if outputs and (int(batch.outputs.min()) < 0 or int(batch.outputs.max()) >= rows):
             raise BadFrame(f"outputs {batch.outputs.tolist()} of {rows} rows")
-        if int(ints[: 2 * rows].min()) < 0:
+        if int(ints.min()) < 0:
             raise BadFrame("a negative slot or position")
-        numbers.decode(self.format, payload[8 * rows + 4 * outputs :], hidden)
+        numbers.decode(self.format, payload[4 * count :], hidden)
         return batch
 
     def write_result(
@@ -150,3 +154,8 @@ class Codec:
         end = self.write_header(frame, Kind.RESULT, step, rows, len(hidden))
         numbers.encode(self.format, hidden, frame[HEADER_BYTES:end])
         return end
+
+
+def _ints(rows: int, outputs: int) -> int:
+    """Integers of a step's payload."""
+    return 2 * rows + outputs + 3
