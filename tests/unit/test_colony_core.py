@@ -349,7 +349,7 @@ def test_a_forager_that_falls_silent(script: Script) -> None:
     refusal = script.refusal()
     assert refusal.reason is Reason.SHARD_MISSING
     assert "shard 1 on b" in refusal.message
-    assert "antc load" in refusal.hint
+    assert "antc shard m" in refusal.hint
     assert script.status().state == "unavailable"
 
 
@@ -377,6 +377,18 @@ def test_a_load_brings_it_back_under_a_new_epoch(script: Script) -> None:
     script.on(ForagerLeft("b"))
     script.becomes_ready(script.loads(epoch=2), epoch=2)
     assert script.colony.route("m").epoch == 2
+
+
+def test_a_new_split_brings_it_back_too(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(split=2, options=RunOptions(context=64))
+    script.on(ForagerLeft("b"))
+    out = script.on(LoadAsked("m", LoadModel("m", reshard=True)))
+    assert out[1] == Describe("m-1", 2, "a", "file")
+    loads = script.on(Described("m-1", 2, "a", script.facts))
+    assert [one.load.options.context for one in loads if isinstance(one, SendLoad)] == [64]
+    script.becomes_ready(loads, epoch=2)
+    assert script.colony.route("m") == Route("m", "m-1", 2, "a")
 
 
 def test_the_queen_that_slept_blames_nobody(script: Script) -> None:

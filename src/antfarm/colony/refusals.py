@@ -83,7 +83,7 @@ def missing(replica: Replica, shard: int | None, cause: Failure) -> Failure:
     return Failure(
         Reason.SHARD_MISSING,
         f"{replica.model} misses {which}: {cause.message}",
-        f"`antc load {replica.ask.model}` brings it back on the foragers that are there",
+        f"`antc shard {replica.model}` brings it back on the foragers that are there",
         {"shard": -1 if shard is None else shard, "cause": cause.reason},
     )
 

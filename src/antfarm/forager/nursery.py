@@ -91,9 +91,8 @@ class Nursery:
     async def _make_room(self, load: ShardLoad) -> None:
         """Wait for shards that are ending, then hold the plan against the budget."""
         needed = load.plan.memory[load.shard].total
-        ending = [shard.wait() for shard in self._shards.values() if shard.stopping]
-        if needed > self._budget - self._taken() and ending:
-            await asyncio.gather(*ending)
+        if needed > self._budget - self._taken():
+            await asyncio.gather(*(shard.wait() for shard in self._shards.values() if shard.stopping))
         free = self._budget - self._taken()
         if needed > free:
             raise PlanError(

@@ -87,7 +87,7 @@ class ShardProcess:
     async def send(self, command: ShardCommand) -> None:
         """Write a command. Raises StateError `shard-failed` when the process takes none any more."""
         if self.stopping or self._process is None:
-            raise self._gone("it has ended")
+            raise self._gone("has ended")
         await self._write(self._process, command)
 
     async def stop(self) -> None:
@@ -109,15 +109,15 @@ class ShardProcess:
 
     async def _write(self, process: asyncio.subprocess.Process, command: ShardCommand) -> None:
         if process.stdin is None or process.returncode is not None:
-            raise self._gone("it has ended")
+            raise self._gone("has ended")
         try:
             async with self._writing:
                 process.stdin.write(msgspec.json.encode(command) + b"\n")
                 await asyncio.wait_for(process.stdin.drain(), REQUEST_S)
         except TimeoutError:
-            raise self._gone("it reads no commands") from None
+            raise self._gone("reads no commands") from None
         except OSError as error:
-            raise self._gone(str(error)) from error
+            raise self._gone(f"takes no commands: {error}") from error
 
     @property
     def ended(self) -> bool:
@@ -180,9 +180,10 @@ class ShardProcess:
         return ShardFailed(self.load.replica, self.load.epoch, self.load.shard, Failure.of(error))
 
     def _gone(self, why: str) -> StateError:
+        words = self._last_words()
         return StateError(
             Reason.SHARD_FAILED,
-            f"the process of shard {self.load.shard}: {why}; its last words: {self._last_words()}",
+            f"its process {why}" + (f"; its last words: {words}" if words else ""),
             hint=f"see {self._log_file} on that host",
         )
 
@@ -193,7 +194,7 @@ class ShardProcess:
                 lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return lines[-1][:500] if lines else "none"
+        return lines[-1][:500] if lines else ""
 
 
 def _open_log(path: Path) -> IO[bytes]:
