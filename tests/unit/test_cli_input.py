@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -125,7 +126,13 @@ def test_every_option_in_the_docs_exists() -> None:
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
-    program = "import sys; sys.argv = ['antc', '--help']\nimport atexit\natexit.register(lambda: print(' '.join(sys.modules), file=sys.stderr))\nfrom antfarm.cli import main; main()"
+    program = """
+import atexit, sys
+from antfarm.cli import main
+sys.argv = ["antc", "--help"]
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+main()
+"""
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     took = time.monotonic() - began
@@ -151,8 +158,32 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
 def test_mistakes_are_answered_in_one_sentence(
     tmp_path: Path, words: list[str], code: int, said: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "antfarm", "--home", str(tmp_path), *words], capture_output=True, text=True
-    )
+    done = antc(tmp_path, *words)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def antc(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "antfarm", "--home", str(home), *words], capture_output=True, text=True
+    )
+
+
+def test_an_unforeseen_error_is_one_line_and_its_traceback_a_file(tmp_path: Path) -> None:
+    (tmp_path / "colony.json").mkdir()
+    done = antc(tmp_path, "ps")
+    log = tmp_path / "logs/antc-error.log"
+    assert done.returncode == 1
+    assert done.stderr.startswith("antc: internal: IsADirectoryError") and str(log) in done.stderr
+    assert "Traceback" in log.read_text() and "Traceback" not in done.stderr
+
+
+def test_doctor_finds_a_secret_that_others_can_read(tmp_path: Path) -> None:
+    assert antc(tmp_path, "doctor").returncode == 0
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o644)
+    done = antc(tmp_path, "doctor", "--json")
+    (wrong,) = [found for found in json.loads(done.stdout) if found["verdict"] == "wrong"]
+    assert done.returncode == 1
+    assert wrong["advice"].startswith(f"chmod 600 {secret}")

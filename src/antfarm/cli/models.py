@@ -168,7 +168,7 @@ def ps(context: typer.Context, as_json: Json = False) -> None:
             (
                 model.model,
                 model.state,
-                f"{model.mode} {len(model.shards)}",
+                how_split(model),
                 str(view.shard),
                 view.forager,
                 view.part,
@@ -216,7 +216,9 @@ async def load_and_watch(control: Control, wanted: LoadModel) -> ModelStatus:
                 last = status
         finally:
             pulls.cancel()
-    shards = len(last.shards)
-    how = f"{last.mode} split over {shards} shards" if shards > 1 else "unsplit"
-    say(f"{last.model} is ready: {how}, {last.seconds:.1f} s")
+    say(f"{last.model} is ready: {how_split(last)}, {last.seconds:.1f} s")
     return last
+
+
+def how_split(status: ModelStatus) -> str:
+    return f"{status.mode} {len(status.shards)}" if len(status.shards) > 1 else "unsplit"
