@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from antfarm.errors import LinkError, Reason
@@ -147,19 +147,29 @@ def pump(
     """
     out, into = dict(out), dict(into)
     while out or into:
-        events = _events(out, [*into, *([drain[0]] if drain else [])], watch)
-        ready = wait(events, deadline)
+        reading = {*into, *([drain[0]] if drain else [])}
+        ready = wait(_events(out, reading, watch), deadline)
         if not ready:
             raise next(iter(into or out)).stalled()
+        raise_if_gone(ready, {*out, *reading})
         for channel, happened in ready.items():
-            if channel in out and happened & select.POLLOUT:
+            if channel in out and happened & (select.POLLOUT | HANGUP):
                 _advance(out, channel, channel.offer(out[channel]))
-            if channel in into and happened & ~select.POLLOUT:
+            if channel in into and happened & (select.POLLIN | HANGUP):
                 _advance(into, channel, channel.take(into[channel]))
             elif drain and channel is drain[0]:
                 drain[1]()
-            elif happened & HANGUP:
-                raise channel.lost()
+
+
+def raise_if_gone(ready: Iterable[Channel], used: Container[Channel]) -> None:
+    """A ready channel that is only watched has hung up.
+
+    Asked before the used ones are looked at: when a peer goes, the others that miss it go soon after, and the
+    first one is to be named.
+    """
+    for channel in ready:
+        if channel not in used:
+            raise channel.lost()
 
 
 def wait(events: Mapping[Channel, int], deadline: float | None) -> dict[Channel, int]:

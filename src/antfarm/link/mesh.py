@@ -31,7 +31,7 @@ from antfarm.batch import Batch
 from antfarm.config import LINK_S, STEP_S
 from antfarm.errors import AntfarmError, LinkError, Reason
 from antfarm.link import numbers
-from antfarm.link.channel import HANGUP, Channel, Traffic, pump, wait
+from antfarm.link.channel import HANGUP, Channel, Traffic, pump, raise_if_gone, wait
 from antfarm.link.exchange import Exchange
 from antfarm.link.frame import HEADER_BYTES, BadFrame, Codec, Header, Kind, parse
 from antfarm.link.handshake import Context
@@ -60,6 +60,19 @@ class MeshSpec:
     def max_rows(self) -> int:
         """Rows of the largest step: a prompt's chunk, or one row of every slot."""
         return max(self.options.chunk, self.options.slots)
+
+    def context(self) -> Context:
+        """What the handshake makes sure of."""
+        return Context(
+            key=self.secret.link_key(),
+            replica=self.replica,
+            epoch=self.epoch,
+            fingerprint=self.fingerprint,
+            plan=self.plan,
+            format=self.options.wire,
+            width=self.width,
+            max_rows=self.max_rows,
+        )
 
 
 @dataclass(frozen=True)
@@ -124,27 +137,15 @@ class Mesh:
         Raises `LinkError` naming the peer: `link-refused` (secret, epoch or plan differ), `link-garbage`
         (something else listens there), `link-timeout`. `bad-setting` when q8 does not fit the embedding.
         """
-        if spec.options.wire is WireFormat.Q8 and spec.width % numbers.BLOCK:
-            text = f"wire format q8 needs rows of whole blocks of {numbers.BLOCK}, not of {spec.width}"
-            raise AntfarmError(Reason.BAD_SETTING, text, hint="use f16")
         deadline = time.monotonic() + timeout
-        key, options = spec.secret.link_key(), spec.options
-        context = Context(
-            key,
-            spec.replica,
-            spec.epoch,
-            spec.fingerprint,
-            spec.plan,
-            options.wire,
-            spec.width,
-            spec.max_rows,
-        )
+        context = spec.context()
         known = {peer.shard: peer for peer in peers}
         wires = wires_of(spec.plan, spec.shard)
         expected = {wire for wire in wires if wire.listener == spec.shard}
         reception = Reception(listener, context, expected, lambda shard: known[shard].name)
         links: dict[Wire, socket.socket] = {}
         try:
+            _check_format(spec)
             for wire in sorted(set(wires) - expected, key=lambda wire: wire.listener):
                 peer = known[wire.listener]
                 links[wire] = connect(context, wire, peer.name, (peer.address, peer.port), deadline)
@@ -289,8 +290,7 @@ class Mesh:
         ready = wait(events, deadline)
         if not ready:
             raise channel.stalled()
-        if channel not in ready:
-            raise next(iter(ready)).lost()
+        raise_if_gone(ready, {channel})
 
     def _receive(self, channel: Channel, frame: NDArray[np.uint8], kind: Kind, number: int) -> Header:
         """Receive one whole frame into `frame`; returns its header, checked."""
@@ -314,3 +314,9 @@ class Mesh:
         numbers.decode(self._codec.format, payload, rows)
         self._finished += 1
         self._results.append(Result(header.step, rows))
+
+
+def _check_format(spec: MeshSpec) -> None:
+    if spec.options.wire is WireFormat.Q8 and spec.width % numbers.BLOCK:
+        text = f"wire format q8 needs rows of whole blocks of {numbers.BLOCK}, not of {spec.width}"
+        raise AntfarmError(Reason.BAD_SETTING, text, hint="use f16")
