@@ -197,9 +197,45 @@ ShardEvent = ShardProgress | ShardLoaded | ShardLinked | ReplicaProved | ShardFa
 # ---- tasks
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model asked for. `arguments` is JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant's message
+    tool_call_id: str = ""  # of a tool's message: the call that it answers
+    name: str = ""
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call. `parameters` is a JSON schema as text; empty: it takes none."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a task is to give. Only `answer` generates tokens; the others end in one `TaskOutput`.
+
+    `schema` (JSON text) constrains the answer. With `tools` the answer may call them; `tool_choice`
+    `required` makes it call, the one named `tool` if that is set.
+    """
+
+    kind: Literal["answer", "vector", "tokens", "text"] = "answer"
+    schema: str | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Literal["auto", "required"] = "auto"
+    tool: str = ""
+    parallel_calls: bool = True
+    bos: bool | None = None  # None adds BOS as the model's file says
+    generation_prompt: bool = True  # after messages
 
 
 class TaskAssign(Message, frozen=True, tag="task-assign"):
@@ -212,6 +248,7 @@ class TaskAssign(Message, frozen=True, tag="task-assign"):
     messages: tuple[ChatMessage, ...] | None = None
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    wanted: Wanted = Wanted()
 
 
 class TaskCancel(Message, frozen=True, tag="task-cancel"):
@@ -230,10 +267,11 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class TaskAccepted(Message, frozen=True, tag="task-accepted"):
-    """The prompt is tokenized and fits."""
+    """The prompt is tokenized and fits. `tools` names the form in which the answer calls tools."""
 
     task: str
     prompt_tokens: int
+    tools: str = ""
 
 
 class TaskTokens(Message, frozen=True, tag="task-tokens"):
@@ -244,6 +282,15 @@ class TaskTokens(Message, frozen=True, tag="task-tokens"):
     count: int
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class TaskOutput(Message, frozen=True, tag="task-output"):
+    """What a task gives that generates nothing: a vector (float32, little endian), token ids, or a text."""
+
+    task: str
+    vector: bytes = b""
+    tokens: tuple[int, ...] = ()
+    text: str = ""
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -268,7 +315,7 @@ class TaskFinished(Message, frozen=True, tag="task-finished"):
     failure: Failure | None = None
 
 
-TaskEvent = TaskAccepted | TaskTokens | TaskFinished
+TaskEvent = TaskAccepted | TaskTokens | TaskOutput | TaskFinished
 
 
 # ---- forager <-> shard process (stdin and stdout, one JSON object a line)

@@ -142,3 +142,4 @@ class Sampling(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # how many alternatives to report with each token; None reports none
     ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}  # added to the logits of these token ids

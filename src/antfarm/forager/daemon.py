@@ -48,6 +48,7 @@ from antfarm.messages import (
     TaskCancel,
     TaskEvent,
     TaskFinished,
+    TaskOutput,
     TaskTokens,
 )
 
@@ -163,7 +164,7 @@ class Forager:
     async def _report(self, event: ShardEvent | TaskEvent) -> None:
         """A shard's event, onto the bus."""
         try:
-            if isinstance(event, TaskAccepted | TaskTokens | TaskFinished):
+            if isinstance(event, TaskAccepted | TaskTokens | TaskOutput | TaskFinished):
                 await self._bus.publish(TASK_EVENTS.of(event.task), event)
             else:
                 await self._bus.publish(SHARD_EVENTS.of(self.id), event)

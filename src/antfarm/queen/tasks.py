@@ -20,7 +20,9 @@ from antfarm.messages import (
     TaskCancel,
     TaskEvent,
     TaskFinished,
+    TaskOutput,
     TaskTokens,
+    Wanted,
 )
 from antfarm.types import Sampling
 
@@ -41,6 +43,7 @@ class TaskRequest:
     messages: tuple[ChatMessage, ...] | None = None
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    wanted: Wanted = field(default_factory=Wanted)
     deadline: float | None = None  # seconds for the whole task; None sets no bound
 
 
@@ -64,6 +67,8 @@ class _Task:
             return
         if isinstance(event, TaskAccepted):
             self.unread = event.prompt_tokens
+        elif isinstance(event, TaskOutput):
+            self.unread = 0
         elif event.index != self.tokens and not (isinstance(event, TaskFinished) and event.failure):
             self.end(_broken(f"its tokens jump from {self.tokens} to {event.index}"))
             return
@@ -184,6 +189,7 @@ class Tasks:
             messages=request.messages,
             text=request.text,
             tokens=request.tokens,
+            wanted=request.wanted,
         )
         await self._bus.request(FORAGER_ASSIGN.of(route.forager), message)
 
