@@ -253,24 +253,20 @@ def test_a_stalled_peer_times_out_by_name() -> None:
 
 def test_a_pipelines_lead_names_the_stage_that_went() -> None:
     """The middle one of three goes while the lead waits for the last one's result."""
-    gone = threading.Event()
 
     def body(shard: int, mesh: Mesh) -> Any:
         if shard == 1:
             assert mesh.receive_step()
-            mesh.close()
-            gone.set()
             raise RuntimeError("gone")
         if shard == 2:
-            assert gone.wait(10)
-            return None if mesh.receive_step() is None else "a step came"
+            return mesh.receive_step()
         rows = noise(0, 4)
         mesh.pass_on(mesh.start_step(batch_of(4), rows), rows)
         return mesh.receive_result()
 
     got = run(specs(1, 1, 1), body)
-    assert [each.peer for each in (got[0], got[2])] == ["shard 1", "shard 1"]
-    assert {each.reason for each in (got[0], got[2])} == {Reason.LINK_LOST}
+    assert (got[0].reason, got[0].peer) == (Reason.LINK_LOST, "shard 1")
+    assert got[2].reason is Reason.LINK_LOST
 
 
 def test_garbage_in_an_exchange_is_named() -> None:
@@ -395,7 +391,7 @@ def test_a_peer_that_comes_late_is_waited_for() -> None:
     plan = plan_of(1, 1)
     bound, peers = listeners(2)
     bound[0].close()  # shard 0 does not listen yet
-    port = bound[0].port if bound[0].sock.fileno() >= 0 else peers[0].port
+    port = peers[0].port
 
     def late() -> None:
         again = Listener.bind("127.0.0.1", port)
