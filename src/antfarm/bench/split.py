@@ -8,10 +8,6 @@ taken within a round, and the median over the rounds counts.
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,27 +16,19 @@ import httpx
 import msgspec
 
 import antfarm
+from antfarm.bench.colony import Say, Split, Subject, cores, load, machine, model_file, private_colony, splits
 from antfarm.bench.memory import read_bandwidth
-from antfarm.client import launch, wire
+from antfarm.bench.mix import token_ids
+from antfarm.bench.stream import COMPLETIONS
+from antfarm.client import wire
 from antfarm.client.answers import api_of
-from antfarm.client.control import Control
 from antfarm.config import Home
-from antfarm.errors import Reason, StateError
-from antfarm.messages import LoadModel
-from antfarm.model.gguf import GgufFile
-from antfarm.model.synthetic import QUANTS, SHAPES, write
 from antfarm.types import ModelFacts, RunOptions, WireFormat
-
-UNSPLIT = "unsplit"
 
 
 @dataclass(frozen=True)
 class SplitBench:
-    """What to measure. `model` is a GGUF file or a catalog name; empty makes `shape` in `quant`."""
-
-    model: str = ""
-    shape: str = "llama-1b"
-    quant: str = "q4_0"
+    subject: Subject
     hosts: int = 2
     prompt: int = 128  # tokens
     answer: int = 64  # tokens
@@ -82,38 +70,14 @@ class SplitResult(msgspec.Struct, frozen=True):
     splits: tuple[Measured, ...]
 
 
-def run(bench: SplitBench, say: Callable[[str], None]) -> SplitResult:
-    """Measure. Takes a minute or two; `say` is told what happens. Raises what loading raises, and
-    `bad-setting` when this machine has fewer cores than hosts are asked for."""
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
-    if len(cores) < bench.hosts:
-        raise StateError(
-            Reason.BAD_SETTING,
-            f"{bench.hosts} hosts need a core each, and this machine has {len(cores)}",
-            hint="choose a smaller --hosts",
-        )
-    with tempfile.TemporaryDirectory(prefix="antfarm-bench-") as folder:
-        path = _model(bench, Path(folder), say)
-        with GgufFile.open(path) as file:
-            facts = file.facts
+def run(bench: SplitBench, say: Say) -> SplitResult:
+    """Measure. Takes a minute or two. Raises what loading raises, and `bad-setting`."""
+    with model_file(bench.subject, say) as (path, facts):
         say("measuring how fast one core reads memory")
-        bandwidth = read_bandwidth(cores[0])
-        home = Home(Path(folder) / "home")
-        foragers = [
-            launch.ForagerOptions(f"host-{n}", threads=1, cpus=(core,), memory=4 * facts.bytes + (4 << 30))
-            for n, core in enumerate(cores[: bench.hosts], 1)
-        ]
-        say(f"starting a colony of {bench.hosts} foragers, one core each")
-        launch.start_colony(home, launch.QueenOptions(api_port=0, bus_port=0), foragers)
-        try:
-            splits = asyncio.run(_measure(bench, home, path, say))
-        finally:
-            launch.stop_colony(home)
-    return _result(bench, facts, bandwidth, splits)
+        bandwidth = read_bandwidth(cores()[0])
+        with private_colony(bench.hosts, facts, say) as home:
+            measured = asyncio.run(_measure(bench, home, path, say))
+    return _result(bench, facts, bandwidth, measured)
 
 
 def bytes_per_token(facts: ModelFacts) -> int:
@@ -123,62 +87,37 @@ def bytes_per_token(facts: ModelFacts) -> int:
     return sum(t.bytes for t in facts.tensors if tied or t.name != "token_embd.weight")
 
 
-def _model(bench: SplitBench, folder: Path, say: Callable[[str], None]) -> Path:
-    if bench.model:
-        from antfarm.model.catalog import Catalog
-
-        return Catalog(Home.find().models).resolve(bench.model)
-    if bench.shape not in SHAPES or bench.quant not in QUANTS:
-        raise StateError(
-            Reason.BAD_SETTING,
-            f"no synthetic model {bench.shape} {bench.quant}",
-            hint=f"shapes: {', '.join(SHAPES)}; quantizations: {', '.join(QUANTS)}",
-        )
-    say(f"writing a synthetic {bench.shape} in {bench.quant}")
-    path = folder / f"{bench.shape}-{bench.quant}.gguf"
-    write(path, SHAPES[bench.shape], bench.quant)
-    return path
-
-
 async def _measure(
-    bench: SplitBench, home: Home, path: Path, say: Callable[[str], None]
-) -> dict[str, list[tuple[Round, dict[str, float]]]]:
-    wanted = {UNSPLIT: ("auto", 1)}
-    if bench.hosts > 1:
-        wanted |= {f"{mode} {bench.hosts}": (mode, bench.hosts) for mode in ("tensor", "pipeline")}
-    async with await Control.connect(home) as control:
-        for name, (mode, shards) in wanted.items():
-            say(f"loading it {name}")
-            options = RunOptions(context=bench.prompt + bench.answer + 1, wire=bench.wire)
-            await _load(control, LoadModel(str(path), name.replace(" ", "-"), shards, mode, options=options))
-    measured: dict[str, list[tuple[Round, dict[str, float]]]] = {name: [] for name in wanted}
+    bench: SplitBench, home: Home, path: Path, say: Say
+) -> dict[Split, list[tuple[Round, dict[str, float]]]]:
+    options = RunOptions(context=bench.prompt + bench.answer + 1, wire=bench.wire)
+    await load(home, path, dict.fromkeys(splits(bench.hosts), options), say)
+    measured: dict[Split, list[tuple[Round, dict[str, float]]]] = {s: [] for s in splits(bench.hosts)}
     url, key = api_of(home)
     async with httpx.AsyncClient(**wire.options(url, key)) as http:
         for number in range(bench.rounds + 1):  # the first one warms up
             say(f"round {number} of {bench.rounds}" if number else "warming up")
-            for name in wanted:
-                timings = await _ask(http, name.replace(" ", "-"), bench)
+            for split, rounds in measured.items():
+                prompt = token_ids(0, number, bench.prompt)  # a new one, so that no cache holds it
+                timings = await lead_timings(http, split.served, prompt, bench.answer)
                 if number:
                     rates = Round(timings["prompt_tokens_per_second"], timings["answer_tokens_per_second"])
-                    measured[name].append((rates, timings))
+                    rounds.append((rates, timings))
     return measured
 
 
-async def _load(control: Control, wanted: LoadModel) -> None:
-    asked = await control.load(wanted)
-    async for _ in control.watch(asked.model):
-        pass
-
-
-async def _ask(http: httpx.AsyncClient, model: str, bench: SplitBench) -> dict[str, float]:
+async def lead_timings(
+    http: httpx.AsyncClient, model: str, prompt: list[int], answer: int
+) -> dict[str, float]:
+    """A prompt of token ids and an answer of `answer` tokens, by the lead's clock."""
     body = {
         "model": model,
-        "prompt": [1 + n % 200 for n in range(bench.prompt)],
-        "max_tokens": bench.answer,
+        "prompt": prompt,
+        "max_tokens": answer,
         "temperature": 0,
         "ignore_eos": True,
     }
-    response = await http.post("/v1/completions", json=body)
+    response = await http.post(COMPLETIONS, json=body)
     wire.check(response)
     timings: dict[str, float] = response.json()["timings"]
     return timings
@@ -188,30 +127,30 @@ def _result(
     bench: SplitBench,
     facts: ModelFacts,
     bandwidth: float,
-    splits: dict[str, list[tuple[Round, dict[str, float]]]],
+    measured: dict[Split, list[tuple[Round, dict[str, float]]]],
 ) -> SplitResult:
-    base = [rates for rates, _ in splits[UNSPLIT]]
+    base = [rates for rates, _ in next(iter(measured.values()))]  # unsplit
 
-    def measured(name: str) -> Measured:
-        rounds = [rates for rates, _ in splits[name]]
+    def of(split: Split) -> Measured:
+        rounds = [rates for rates, _ in measured[split]]
         return Measured(
-            split=name,
-            shards=1 if name == UNSPLIT else bench.hosts,
+            split=split.name,
+            shards=split.shards,
             prompt=median(r.prompt for r in rounds),
             decode=median(r.decode for r in rounds),
             prompt_ratio=median(r.prompt / b.prompt for r, b in zip(rounds, base, strict=True)),
             decode_ratio=median(r.decode / b.decode for r, b in zip(rounds, base, strict=True)),
-            wire_bytes=median(t["wire_bytes"] / (bench.answer - 1) for _, t in splits[name]),
-            waited=median(t["waited_s"] / t["answer_s"] for _, t in splits[name]),
+            wire_bytes=median(t["wire_bytes"] / (bench.answer - 1) for _, t in measured[split]),
+            waited=median(t["waited_s"] / t["answer_s"] for _, t in measured[split]),
             rounds=tuple(rounds),
         )
 
     token = bytes_per_token(facts)
-    results = tuple(measured(name) for name in splits)
+    results = tuple(of(split) for split in measured)
     return SplitResult(
         version=antfarm.__version__,
-        machine=f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        model=bench.model or f"{bench.shape} {bench.quant}",
+        machine=machine(),
+        model=bench.subject.name,
         bytes_per_token=token,
         read_bandwidth=bandwidth,
         bandwidth_share=token * results[0].decode / bandwidth,

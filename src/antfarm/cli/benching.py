@@ -1,0 +1,80 @@
+"""What the commands of `antc bench` share: options, the progress line, the result's way out."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from antfarm.cli.output import document, note, say
+
+if TYPE_CHECKING:
+    from antfarm.bench.mix import Spread
+
+PLAIN_EVERY_S = 10.0  # between progress lines where there is no terminal
+_SPREAD = re.compile(r"(\d+)(?::(\d+))?")
+
+ModelFile = Annotated[
+    str, typer.Option(help="A GGUF file or catalog name.  [default: a synthetic one]", show_default=False)
+]
+Shape = Annotated[str, typer.Option(help="Of the synthetic model.")]
+Quant = Annotated[str, typer.Option(help="Of the synthetic model.")]
+Hosts = Annotated[int, typer.Option(min=1, help="Foragers, one core each.")]
+Rounds = Annotated[int, typer.Option(min=1, help="In each, everything has its turn.")]
+Out = Annotated[Path | None, typer.Option(help="Write OUT.json and OUT.md.", show_default=False)]
+Seed = Annotated[int, typer.Option(help="The same seed asks the same.")]
+Lengths = Annotated[str, typer.Option(metavar="LOW:HIGH", help="Drawn evenly from this range.")]
+Cancel = Annotated[float, typer.Option(min=0, max=1, help="Share of requests that the client leaves early.")]
+
+
+class Ticker:
+    """A progress line on stderr: rewritten in place on a terminal, else a new one now and then."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._said = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+        elif time.monotonic() - self._said > PLAIN_EVERY_S:
+            self._said = time.monotonic()
+            note(text)
+
+    def __enter__(self) -> Ticker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal:
+            note("\r\x1b[K")
+
+
+def publish(result: Any, page: str, out: Path | None, as_json: bool) -> None:
+    """Print a result, as a page or a document; `out` keeps both."""
+    import msgspec
+
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        out.with_suffix(".md").write_text(page)
+        note(f"wrote {out.with_suffix('.json')} and {out.with_suffix('.md')}")
+    if as_json:
+        document(result)
+    else:
+        say(page)
+
+
+def parse_spread(text: str) -> Spread:
+    """ "64:256", or "64" for one length."""
+    from antfarm.bench.mix import Spread
+
+    found = _SPREAD.fullmatch(text)
+    lo, hi = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= lo <= hi:
+        raise typer.BadParameter(f"{text!r} is not a range of lengths such as 64:256")
+    return Spread(lo, hi)
