@@ -12,9 +12,10 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from antfarm.errors import ModelError, Reason, RequestError
-from antfarm.messages import ChatMessage
+from antfarm.messages import ChatMessage, Tool
 from antfarm.model.gguf import GgufFile
 from antfarm.model.header import Metadata
+from antfarm.model.toolform import ToolSupport, described, in_words
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -36,6 +37,7 @@ class ChatTemplate:
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         """Raises `bad-chat-template` when it does not compile."""
         self.source = source
+        self.tools = ToolSupport.of(source)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = _environment().from_string(source)
@@ -56,23 +58,58 @@ class ChatTemplate:
             eos_token=_token(metadata, tokens, "eos"),
         )
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-        """The prompt's text, with control tokens by name.
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text, with control tokens by name. `tools` are described as `self.tools` says.
 
         Raises `invalid-request` when there are no messages or the template refuses them (roles that
         must alternate), and `bad-chat-template` when the template itself fails.
         """
         if not messages:
             raise _refused("there are no messages")
-        dialog = [{"role": each.role, "content": each.content} for each in messages]
+        native = self.tools.native
+        dialog = [_entry(each) for each in (messages if native else in_words(messages, tools))]
+        given = {"tools": described(tools)} if native and tools else {}
         try:
             return self._template.render(
-                messages=dialog, add_generation_prompt=add_generation_prompt, **self._tokens
+                messages=dialog, add_generation_prompt=add_generation_prompt, **given, **self._tokens
             )
         except _Refused as error:
             raise _refused(f"the model's chat template says: {error}") from None
         except Exception as error:  # noqa: BLE001 - a template is a foreign program: it may raise anything
             raise _bad(error) from None
+
+
+def _entry(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates expect it: calls' arguments as values, and no keys that are not set."""
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _value(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.name:
+        entry["name"] = message.name
+    return entry
+
+
+def _value(arguments: str) -> Any:
+    """What a call's arguments say; their text when that is not JSON."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

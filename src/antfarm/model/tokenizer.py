@@ -98,19 +98,13 @@ class Tokenizer:
         when the text is not valid Unicode.
         """
         _check_unicode(text)
-        pattern = self._any_special if special else self._user_defined
-        pieces = pattern.split(text) if pattern else [text]
-        ids: list[int] = []
-        starts = True
-        for index, piece in enumerate(pieces):
-            if index % 2:
-                ids.append(self._ids[piece])
-                starts = True
-            elif piece:
-                ids += self._kind.model.encode(piece, starts=starts)
-                starts = False
+        ids = self._encode(text, self._any_special if special else self._user_defined, starts=True)
         wanted = self.adds_bos and ids[:1] != [self.bos] if bos is None else bos
         return [self.bos, *ids] if wanted and self.bos is not None else ids
+
+    def encode_within(self, text: str) -> list[int]:
+        """Token ids of a text that stands inside another: their bytes are its bytes, nothing in front."""
+        return self._encode(text, self._user_defined, starts=False)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of whole tokens, control tokens left out, as the inverse of `encode`; bytes that are
@@ -128,6 +122,19 @@ class Tokenizer:
     def hidden(self, token: int) -> bool:
         """Whether a token is control, with no text of its own in an answer."""
         return token in self._hidden
+
+    def _encode(self, text: str, special: re.Pattern[str] | None, *, starts: bool) -> list[int]:
+        pieces = special.split(text) if special else [text]
+        ids: list[int] = []
+        after_special = starts
+        for index, piece in enumerate(pieces):
+            if index % 2:
+                ids.append(self._ids[piece])
+                after_special = starts
+            elif piece:
+                ids += self._kind.model.encode(piece, starts=after_special)
+                after_special = False
+        return ids
 
     def _special_id(self, metadata: Metadata, name: str, default: int | None) -> int | None:
         value = metadata.typed(f"tokenizer.ggml.{name}_token_id", int, -1 if default is None else default)

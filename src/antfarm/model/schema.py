@@ -1,0 +1,49 @@
+"""JSON schemas from clients: how large one may be. Pure.
+
+The compiler of grammars bounds its own work, but recurses natively along references and nesting: some
+thousands of them overflow its stack and end the process. What is allowed here stays far below that.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from antfarm.errors import Reason, RequestError
+
+MAX_CHARS = 100_000
+MAX_DEPTH = 64
+MAX_REFS = 200
+
+
+def check_schema(text: str, param: str) -> None:
+    """Raise `invalid-request`, naming `param`, when a schema (JSON text) is too large to compile."""
+    if len(text) > MAX_CHARS:
+        raise refused(param, f"the schema has {len(text)} characters; at most {MAX_CHARS} are compiled")
+    depth, refs = _measure(json.loads(text))
+    if depth > MAX_DEPTH:
+        raise refused(param, f"the schema is nested more than {MAX_DEPTH} levels deep")
+    if refs > MAX_REFS:
+        raise refused(param, f"the schema has {refs} references ($ref); at most {MAX_REFS} are followed")
+
+
+def refused(param: str, why: str) -> RequestError:
+    return RequestError(
+        Reason.INVALID_REQUEST, f"{param}: {why}", hint="simplify the JSON schema", param=param
+    )
+
+
+def _measure(schema: Any) -> tuple[int, int]:
+    """Levels of nesting, and `$ref`s of any kind."""
+    depth = refs = 0
+    level = [schema]
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        objects = [each for each in level if isinstance(each, dict)]
+        refs += sum(key in each for each in objects for key in ("$ref", "$dynamicRef", "$recursiveRef"))
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+    return depth, refs

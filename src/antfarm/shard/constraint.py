@@ -1,0 +1,105 @@
+"""Answers held to a grammar: before a token is sampled, all that the grammar does not allow is masked.
+
+On `llguidance`. A grammar compiles in about a millisecond, a hostile one within its limits in some tens.
+A mask takes some ten microseconds on most steps, and 0.1 ms more to apply to 150,000 logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from antfarm.errors import AntfarmError, Reason
+from antfarm.model.schema import refused
+from antfarm.model.tokenizer import Tokenizer
+
+Row = NDArray[np.float32]
+
+_LIMITS = LLParserLimits(max_items_in_row=10_000, verbose_errors=False)
+_MOST_WORDS = 300  # characters of the compiler's complaint that are passed on
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. Made when first needed: it takes half a second for 150,000
+    tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        wrapper = TokenizerWrapper(_Vocabulary(tokenizer))
+        self._tokenizer = LLTokenizer(wrapper, eos_token=sorted(tokenizer.eog) or None)
+
+    def compile(self, grammar: str, param: str) -> Constraint:
+        """Raises `invalid-request`, naming `param`, for a grammar that is none, that needs what the compiler
+        does not support, or that no text satisfies."""
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        constraint = Constraint(matcher, self._tokenizer.vocab_size)
+        if matcher.is_error():
+            raise refused(param, _complaint(matcher))
+        if not constraint.allowed().any():
+            raise refused(param, "no text satisfies the schema")
+        return constraint
+
+
+class Constraint:
+    """One answer's way through its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+        self._matcher = matcher
+        self._size = vocabulary
+        self._bits = allocate_token_bitmask(1, vocabulary)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may come next [vocabulary]; none once the matcher has failed."""
+        fill_next_token_bitmask(self._matcher, self._bits)
+        if self._matcher.is_error():
+            return np.zeros(self._size, np.bool_)
+        bits = np.unpackbits(self._bits[0].view(np.uint8), count=self._size, bitorder="little")
+        return bits.view(np.bool_)
+
+    def mask(self, row: Row) -> Row:
+        """The logits `row` [V] with all that may not come next at minus infinity, V at least the vocabulary.
+
+        Raises `invalid-request` when the grammar turns out to be too complex on the way.
+        """
+        allowed = self.allowed()
+        if not allowed.any():
+            raise self._stuck()
+        out = np.full_like(row, -np.inf)
+        np.copyto(out[: self._size], row[: self._size], where=allowed)
+        return out
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token that `mask` allowed. Whether the answer is complete and nothing may follow.
+
+        Raises as `mask`."""
+        if not self._matcher.consume_token(token):
+            raise self._stuck()
+        return bool(self._matcher.is_stopped())
+
+    def _stuck(self) -> AntfarmError:
+        return AntfarmError(
+            Reason.INVALID_REQUEST,
+            f"the answer can't be held to its schema any further: {_complaint(self._matcher)}",
+            hint="simplify the JSON schema",
+        )
+
+
+class _Vocabulary:
+    """What `LLTokenizer` asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        ids = range(tokenizer.size)
+        self.eos_token_id = min(tokenizer.eog, default=0) if tokenizer.eos is None else tokenizer.eos
+        self.bos_token_id = tokenizer.bos
+        self.tokens = [tokenizer.token_bytes(token) for token in ids]
+        self.special_token_ids = [token for token in ids if tokenizer.hidden(token)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode_within(text.decode())
+
+
+def _complaint(matcher: LLMatcher) -> str:
+    words: str = matcher.get_error().partition("<state>")[0].strip()
+    return words[:_MOST_WORDS] or "no text satisfies the schema"

@@ -1,0 +1,169 @@
+"""Answers held to a grammar: whatever is sampled, the text is what the schema or the tools ask for."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+from support.models import Models
+
+from antfarm.errors import AntfarmError, RequestError
+from antfarm.messages import Tool, Wanted
+from antfarm.model.gguf import GgufFile
+from antfarm.model.tokenizer import Tokenizer
+from antfarm.model.toolform import ToolForm, grammar
+from antfarm.model.toolparser import Arguments, Called, ToolParser
+from antfarm.shard.constraint import Grammars
+
+PARAM = "response_format"
+ANT = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["worker", "queen"]},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 12},
+        "name": {"type": "string", "maxLength": 8},
+        "eats": {"type": "array", "items": {"$ref": "#/$defs/food"}, "maxItems": 2},
+    },
+    "required": ["kind", "legs", "name", "eats"],
+    "additionalProperties": False,
+    "$defs": {"food": {"enum": ["leaf", "sugar"]}},
+}
+TOOLS = (
+    Tool("feed", "", json.dumps({**ANT, "required": ["legs"], "properties": {"legs": {"type": "boolean"}}})),
+    Tool("rest"),
+)
+
+
+@lru_cache
+def language(path: Path) -> tuple[Tokenizer, Grammars]:
+    with GgufFile.open(path) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+    return tokenizer, Grammars(tokenizer)
+
+
+@pytest.fixture(params=["tiny-llama", "tiny-qwen2"])
+def vocabulary(request: pytest.FixtureRequest, models: Models) -> tuple[Tokenizer, Grammars]:
+    return language(models.path(request.param))
+
+
+def drawn(vocabulary: tuple[Tokenizer, Grammars], wanted: Wanted, form: ToolForm, seed: int) -> str:
+    """An answer drawn from random logits."""
+    tokenizer, grammars = vocabulary
+    constraint = grammars.compile(grammar(wanted, form) or "", PARAM)
+    random = np.random.default_rng(seed)
+    tokens: list[int] = []
+    while len(tokens) < 600:
+        row = random.normal(size=tokenizer.size + 3).astype(np.float32)  # embeddings are padded
+        masked = constraint.mask(row)
+        token = int(masked.argmax())
+        assert masked[token] == row[token]
+        if token not in tokenizer.eog:
+            tokens.append(token)
+        if constraint.accept(token):
+            return tokenizer.decode(tokens)
+    raise AssertionError(f"no end: {tokenizer.decode(tokens)!r}")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_answer_follows_its_schema(vocabulary: tuple[Tokenizer, Grammars], seed: int) -> None:
+    text = drawn(vocabulary, Wanted(schema=json.dumps(ANT)), ToolForm.HERMES, seed)
+    value = json.loads(text)
+    assert list(value) == ["kind", "legs", "name", "eats"]
+    assert value["kind"] in ("worker", "queen")
+    assert 0 <= value["legs"] <= 12
+    assert len(value["name"]) <= 8
+    assert len(value["eats"]) <= 2
+
+
+@pytest.mark.parametrize("form", ToolForm)
+@pytest.mark.parametrize("tool", ["", "rest"])
+def test_an_answer_made_to_call_does(
+    vocabulary: tuple[Tokenizer, Grammars], form: ToolForm, tool: str
+) -> None:
+    wanted = Wanted(tools=TOOLS, tool_choice="required", tool=tool)
+    for seed in range(4):
+        parser = ToolParser(form)
+        pieces = parser.push(drawn(vocabulary, wanted, form, seed)) + parser.flush()
+        names = [piece.name for piece in pieces if isinstance(piece, Called)]
+        assert names
+        assert len(names) == 1 or form is ToolForm.HERMES
+        assert set(names) <= ({tool} if tool else {"feed", "rest"})
+        for index, name in enumerate(names):
+            text = "".join(p.text for p in pieces if isinstance(p, Arguments) and p.index == index)
+            assert list(json.loads(text)) == (["legs"] if name == "feed" else [])
+
+
+def test_with_a_schema_and_tools_an_answer_is_the_one_or_calls_the_others(
+    vocabulary: tuple[Tokenizer, Grammars],
+) -> None:
+    wanted = Wanted(schema=json.dumps(ANT), tools=TOOLS)
+    texts = [drawn(vocabulary, wanted, ToolForm.HERMES, seed) for seed in range(8)]
+    assert {text.startswith("<tool_call>") for text in texts} == {True, False}
+
+
+def test_one_call_where_parallel_ones_are_not_wanted(vocabulary: tuple[Tokenizer, Grammars]) -> None:
+    wanted = Wanted(tools=TOOLS[1:], tool_choice="required", parallel_calls=False)
+    assert all(
+        drawn(vocabulary, wanted, ToolForm.HERMES, seed).count("<tool_call>") == 1 for seed in range(8)
+    )
+
+
+def test_schemas_that_pydantic_writes(vocabulary: tuple[Tokenizer, Grammars]) -> None:
+    adapter = TypeAdapter[Any](dict[bool, tuple[int | None, bool]] | list[bool])
+    schema = {"anyOf": [{"type": "array", "items": {"type": "boolean"}, "maxItems": 3}, {"type": "null"}]}
+    assert grammars_accept(vocabulary, adapter.json_schema())
+    assert json.loads(drawn(vocabulary, Wanted(schema=json.dumps(schema)), ToolForm.HERMES, 1)) is not False
+
+
+def grammars_accept(vocabulary: tuple[Tokenizer, Grammars], schema: Any) -> bool:
+    source = grammar(Wanted(schema=json.dumps(schema)), ToolForm.HERMES) or ""
+    return bool(vocabulary[1].compile(source, PARAM).allowed().any())
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "nonsense"}, "nonsense"),
+        ({"type": 12}, "type must be"),
+        ({"properties": [1]}, "properties must be"),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "Unsatisfiable"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"$ref": "#"}, "no text satisfies"),
+        ({"allOf": [{"$ref": "#"}]}, "no text satisfies"),
+        ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"$ref": "http://example.com/schema"}, "example.com"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "string", "pattern": "^(?=a)b"}, "look-around"),
+        ({"type": "string", "x-guidance": {"lenient": True}, "not": {}}, "not"),
+    ],
+)
+def test_a_schema_that_is_none_or_cannot_be_met_is_refused(models: Models, schema: Any, words: str) -> None:
+    _, grammars = language(models.path("tiny-llama"))
+    source = grammar(Wanted(schema=json.dumps(schema)), ToolForm.HERMES)
+    with pytest.raises(RequestError) as raised:
+        grammars.compile(source or "", PARAM)
+    assert words in raised.value.message
+    assert raised.value.numbers["param"] == PARAM
+
+
+def test_an_answer_that_left_its_grammar_is_not_taken_for_complete(models: Models) -> None:
+    tokenizer, grammars = language(models.path("tiny-llama"))
+    constraint = grammars.compile('start: "ab"', PARAM)
+    with pytest.raises(AntfarmError, match="any further"):
+        constraint.accept(tokenizer.encode_within("b")[0])
+    with pytest.raises(AntfarmError, match="any further"):
+        constraint.mask(np.zeros(tokenizer.size, np.float32))
+
+
+def test_tokens_inside_a_text_have_its_bytes_alone(models: Models) -> None:
+    for shape in ("tiny-llama", "tiny-qwen2"):
+        tokenizer, _ = language(models.path(shape))
+        for text in ('{"a": 1}', " x", "<s>", "é"):
+            ids = tokenizer.encode_within(text)
+            assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
