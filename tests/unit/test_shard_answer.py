@@ -80,6 +80,15 @@ def test_an_end_token_is_passed_over_when_asked(tokenizer: Tokenizer) -> None:
     assert (made.finish, made.count, text_of(events)) == (None, 3, "ab")
 
 
+def test_a_last_token_ends_the_answer_with_what_was_held(tokenizer: Tokenizer) -> None:
+    made = Answer("task", Sampling(stop=("xyz",)), tokenizer, LIMIT)
+    x, y = letters(tokenizer, "xy")
+    assert made.push(x, row(tokenizer)) is None
+    event = made.push(y, row(tokenizer), last=True)
+    assert event
+    assert (event.text, event.count, made.finish) == ("xy", 2, "stop")
+
+
 def test_the_limit_ends_the_answer_with_what_was_held(tokenizer: Tokenizer) -> None:
     made, events = answer(tokenizer, Sampling(stop=("xyz",)), letters(tokenizer, "axy"), limit=3)
     assert (made.finish, text_of(events)) == ("length", "axy")

@@ -208,3 +208,39 @@ def test_a_large_vocabulary_is_sampled_in_milliseconds(setting: Sampling) -> Non
         sampler.sample(row)
         spent.append(time.perf_counter() - start)
     assert min(spent) < 0.02
+
+
+class Evens:
+    """A grammar of even tokens, complete with 4."""
+
+    def mask(self, row: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(len(row)) % 2, -np.inf, row).astype(np.float32)
+
+    def accept(self, token: int) -> bool:
+        return token == 4
+
+
+def test_bias_is_added_before_all_else() -> None:
+    row = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    assert Sampler(Sampling(temperature=0, logit_bias={0: 100.0}), []).sample(row) == 0
+    assert Sampler(Sampling(temperature=0, logit_bias={3: -100.0, 2: -1.5}), []).sample(row) == 1
+    assert row.tolist() == [1.0, 2.0, 3.0, 4.0]
+    drawn = Sampler(Sampling(logit_bias={1: -100.0, 2: -100.0}, seed=1), [])
+    assert {drawn.sample(row) for _ in range(200)} == {0, 3}
+    with pytest.raises(RequestError, match="logit_bias"):
+        check(Sampling(logit_bias={1: math.nan}))
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(top_k=7), Sampling(top_p=0.3), Sampling(min_p=0.5), Sampling()]
+)
+def test_a_grammar_bounds_what_is_drawn(sampling: Sampling) -> None:
+    sampling = msgspec.structs.replace(sampling, repetition_penalty=1.3, presence_penalty=0.5, seed=3)
+    random = np.random.default_rng(0)
+    sampler, ends = Sampler(sampling, [1, 2], Evens()), 0
+    for _ in range(300):
+        token = sampler.sample(random.normal(size=9).astype(np.float32))
+        assert token % 2 == 0
+        assert sampler.complete == (token == 4)
+        ends += sampler.complete
+    assert ends

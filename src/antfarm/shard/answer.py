@@ -54,8 +54,11 @@ class Answer:
         self._sent = 0  # characters
         self._counted = 0  # tokens that events have told of
 
-    def push(self, token: int, row: NDArray[np.float32]) -> TaskTokens | None:
-        """Add a token, sampled from the logits `row` [V]. The event to send, unless its text must wait."""
+    def push(self, token: int, row: NDArray[np.float32], *, last: bool = False) -> TaskTokens | None:
+        """Add a token, sampled from the logits `row` [V]. The event to send, unless its text must wait.
+
+        `last`: with this token the answer is complete.
+        """
         self.count += 1
         if token in self._ends:
             self._end("stop")
@@ -68,6 +71,8 @@ class Answer:
         self._text += released
         if stopped:
             self.finish = "stop"
+        elif last:
+            self._end("stop")
         elif self.count >= self._limit:
             self._end("length")
         return self._event()

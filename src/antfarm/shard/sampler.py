@@ -1,6 +1,6 @@
 """From one row of logits to the next token. Pure: its only state is the task's own tokens and generator.
 
-The order is the one that `transformers` and vLLM use: penalties, temperature, top-k, top-p, min-p.
+The order is the one that `transformers` and vLLM use: bias, penalties, temperature, top-k, top-p, min-p.
 The penalties are theirs too: repetition (CTRL, Keskar et al. 2019) over the prompt and the answer,
 presence and frequency (OpenAI) over the answer alone. Top-k, top-p and min-p each keep the best
 tokens down to some probability, so their order matters only for what top-p counts as the whole:
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ def check(sampling: Sampling) -> None:
         "frequency_penalty": (math.isfinite(sampling.frequency_penalty), "a finite number"),
         "max_tokens": (sampling.max_tokens is None or sampling.max_tokens > 0, "at least 1"),
         "stop": (all(sampling.stop), "strings of at least one character"),
+        "logit_bias": (all(map(math.isfinite, sampling.logit_bias.values())), "finite numbers"),
         "logprobs": (0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
     }
     for field, (fine, meaning) in wanted.items():
@@ -46,11 +48,22 @@ def check(sampling: Sampling) -> None:
             raise RequestError(Reason.INVALID_REQUEST, f"{field} is {value!r}, but must be {meaning}")
 
 
+class Grammar(Protocol):
+    """What tokens an answer may be of: `constraint.Constraint`."""
+
+    def mask(self, row: Row) -> Row: ...
+    def accept(self, token: int) -> bool: ...
+
+
 class Sampler:
     """One task's choices. With the same seed, the same rows give the same tokens."""
 
-    def __init__(self, sampling: Sampling, prompt: Collection[int]) -> None:
+    def __init__(self, sampling: Sampling, prompt: Collection[int], grammar: Grammar | None = None) -> None:
+        self.complete = False  # by its grammar, the answer must end
         self._sampling = sampling
+        self._grammar = grammar
+        self._biased = _ids(sampling.logit_bias)
+        self._bias = np.fromiter(sampling.logit_bias.values(), np.float32, len(sampling.logit_bias))
         seed = sampling.seed
         self._random = np.random.Generator(np.random.PCG64(None if seed is None else seed & _SEED_MASK))
         self._prompt = frozenset(prompt)
@@ -59,9 +72,10 @@ class Sampler:
     def sample(self, row: Row) -> int:
         """Choose a token from the logits `row` [V], which is left as it is, and remember it.
 
-        Raises `internal` when the row holds NaN or has no finite best: no token then means anything.
+        Raises `internal` when the row holds NaN or has no finite best: no token then means anything; and
+        `invalid-request` when its grammar can be followed no further.
         """
-        row = self._penalize(row)
+        row = self._penalize(self._grammar.mask(row) if self._grammar else row)
         best = float(row.max())
         if not math.isfinite(best):
             raise AntfarmError(
@@ -71,10 +85,15 @@ class Sampler:
             )
         token = int(row.argmax()) if self._sampling.temperature == 0 else self._draw(row, best)
         self._counts[token] = self._counts.get(token, 0) + 1
+        if self._grammar:
+            self.complete = self._grammar.accept(token)
         return token
 
     def _penalize(self, row: Row) -> Row:
         s = self._sampling
+        if len(self._biased):
+            row = row.copy()
+            row[self._biased] += self._bias
         if s.repetition_penalty == 1 and s.presence_penalty == 0 and s.frequency_penalty == 0:
             return row
         row = row.copy()
