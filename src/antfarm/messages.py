@@ -181,6 +181,37 @@ class ReplicaProved(Message, frozen=True, tag="replica-proved"):
     seconds: float
 
 
+class LeadStats(msgspec.Struct, frozen=True):
+    """What the lead counts of its tasks. The first five are as of now, the others have grown since the start."""
+
+    waiting: int  # tasks without a slot
+    running: int  # tasks with one
+    slots: int
+    kv_rows: int  # held by running tasks
+    kv_capacity: int  # rows of all slots together
+    prompt_tokens: int  # of prompts begun, read or reused
+    cached_tokens: int  # of these, reused
+    tokens: int  # of answers
+    decode_steps: int
+    decode_rows: int  # over `decode_steps`, the mean batch
+
+
+class ShardStats(Message, frozen=True, tag="shard-stats"):
+    """Counters since the shard was linked; at most once a second, and only after something has changed."""
+
+    replica: str
+    epoch: int
+    shard: int
+    computed: float  # seconds in the engine
+    waited: float  # seconds, inside steps, for peers
+    bytes_sent: int
+    bytes_received: int
+    steps: int
+    prompt_rows: int
+    decode_rows: int  # with the few chunks of a single row
+    lead: LeadStats | None = None  # the lead's alone
+
+
 class ShardFailed(Message, frozen=True, tag="shard-failed"):
     """A shard process ended or can't go on. `lost_peer` names a peer when the fault is at its end."""
 
@@ -191,7 +222,7 @@ class ShardFailed(Message, frozen=True, tag="shard-failed"):
     lost_peer: int | None = None  # that peer's shard index
 
 
-ShardEvent = ShardProgress | ShardLoaded | ShardLinked | ReplicaProved | ShardFailed
+ShardEvent = ShardProgress | ShardLoaded | ShardLinked | ReplicaProved | ShardStats | ShardFailed
 
 
 # ---- tasks
@@ -249,6 +280,7 @@ class TaskAssign(Message, frozen=True, tag="task-assign"):
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     wanted: Wanted = Wanted()
+    deadline: float = 0.0  # seconds that it may wait and run, all in all; 0 sets no bound
 
 
 class TaskCancel(Message, frozen=True, tag="task-cancel"):
@@ -303,6 +335,7 @@ class Timings(msgspec.Struct, frozen=True):
     completion_tokens: int
     wire_bytes: int = 0  # sent and received by the lead during decode
     waited: float = 0.0  # seconds of decode that the lead waited for peers
+    cached_tokens: int = 0  # of the prompt, whose KV rows a slot still held
 
 
 class TaskFinished(Message, frozen=True, tag="task-finished"):
@@ -351,6 +384,7 @@ class LoadModel(Message, frozen=True, tag="load-model"):
     shares: tuple[float, ...] = ()  # relative weights of the shards; empty takes the foragers' own
     options: RunOptions = RunOptions()
     reshard: bool = False
+    replicas: int = 1  # on foragers of their own; a reshard keeps their number
 
 
 class UnloadModel(Message, frozen=True, tag="unload-model"):

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 DEFAULT_CONTEXT = 4096  # tokens per slot unless asked otherwise
+DEFAULT_SLOTS = 4  # unless asked otherwise, or memory allows fewer
 
 
 class SplitMode(StrEnum):
@@ -120,8 +121,10 @@ class RunOptions(msgspec.Struct, frozen=True):
     """How a model is run; the same for all its shards."""
 
     context: int = 0  # tokens per slot; 0 takes the model's own, bounded by DEFAULT_CONTEXT
-    slots: int = 1  # sequences whose KV rows are held at once
-    chunk: int = 128  # prompt tokens per prefill step
+    slots: int = 0  # sequences whose KV rows are held at once; 0 takes up to DEFAULT_SLOTS, as memory allows
+    chunk: int = 128  # prompt tokens per prefill step, at most
+    prefill_share: float = 0.5  # of the time, for prompts while others are being answered; above 0 up to 1
+    queue: int = 256  # tasks that may wait for a slot
     wire: WireFormat = WireFormat.F32
     kv_type: str = "f16"
     backend: str = "CPU"  # a ggml backend device by name

@@ -196,7 +196,7 @@ def test_features_that_no_graph_computes_are_refused(models: Models, monkeypatch
 
 @pytest.mark.parametrize(
     "options",
-    [{"backend": "CUDA77"}, {"kv_type": "q4_k"}, {"kv_type": "nonsense"}, {"slots": 0}, {"chunk": 0}],
+    [{"backend": "CUDA77"}, {"kv_type": "q4_k"}, {"kv_type": "nonsense"}, {"slots": -1}, {"chunk": 0}],
 )
 def test_bad_settings_are_refused(models: Models, options: dict[str, Any]) -> None:
     assert refusal(models.path("tiny-llama"), **options).reason == Reason.BAD_SETTING

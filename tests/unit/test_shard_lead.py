@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -23,6 +25,7 @@ from antfarm.messages import (
 from antfarm.model.gguf import GgufFile
 from antfarm.model.template import ChatTemplate
 from antfarm.model.tokenizer import Tokenizer
+from antfarm.shard.intake import Intake
 from antfarm.shard.lead import Lead
 from antfarm.shard.pipeline import Traffic
 from antfarm.types import RunOptions, Sampling
@@ -36,9 +39,14 @@ class Scripted:
     def __init__(self, size: int, next_token: Next) -> None:
         self._size, self._next = size, next_token
         self.batches: list[Batch] = []
+        self._flying: deque[tuple[Batch, NDArray[np.int32]]] = deque()
 
-    def run(self, batch: Batch, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def submit(self, batch: Batch, tokens: NDArray[np.int32]) -> None:
         self.batches.append(batch)
+        self._flying.append((batch, tokens))
+
+    def collect(self) -> NDArray[np.float32]:
+        batch, tokens = self._flying.popleft()
         logits = np.zeros((len(batch.outputs), self._size), np.float32)
         for row, last in zip(logits, tokens[batch.outputs], strict=True):
             best = self._next(int(last))
@@ -55,18 +63,23 @@ class Scripted:
 class Driven:
     """A lead that answers everything it was given, step by step."""
 
-    def __init__(self, models: Models, next_token: Next, **options: int) -> None:
+    def __init__(self, models: Models, next_token: Next, *, stages: int = 1, **options: int) -> None:
         with GgufFile.open(models.path("tiny-llama")) as file:
             self.tokenizer, template = Tokenizer.from_gguf(file), ChatTemplate.from_gguf(file)
         self.pipeline = Scripted(self.tokenizer.size, next_token)
         self.events: list[TaskEvent] = []
-        run = RunOptions(**{"context": 64, "chunk": 8, **options})
-        self.lead = Lead(self.pipeline, self.tokenizer, template, run, self.events.append)  # type: ignore[arg-type]
+        run = RunOptions(**{"context": 64, "slots": 1, "chunk": 8, **options})  # type: ignore[arg-type]
+        self.intake = Intake(self.tokenizer, template, run.context)
+        self.lead = Lead(self.pipeline, run, stages, self.prepare, self.events.append)  # type: ignore[arg-type]
+
+    def prepare(self, task: TaskAssign) -> None:
+        """At once, where a shard does it in the background."""
+        self.lead.handle(self.intake.prepare(task, time.perf_counter()))
 
     def tell(self, *commands: ShardCommand, steps: int = 100) -> None:
         for command in commands:
             self.lead.handle(command)
-        for _ in range(steps):
+        for _ in range(2 * steps):  # off and in again
             self.lead.step()
 
     def of(self, task: str) -> list[TaskEvent]:
@@ -132,7 +145,7 @@ def test_the_proof_takes_a_prompt_and_a_step(
     models: Models, options: dict[str, int], rows: list[list[int]]
 ) -> None:
     driven = Driven(models, count_up, **options)
-    driven.lead.prove()
+    driven.lead.prove(1)
     assert [batch.positions.tolist() for batch in driven.pipeline.batches] == rows
     assert [batch.outputs.tolist() for batch in driven.pipeline.batches] == [[len(rows[0]) - 1], [0]]
 
@@ -140,5 +153,5 @@ def test_the_proof_takes_a_prompt_and_a_step(
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_the_proof_fails_on_numbers_that_are_none(models: Models, bad: float) -> None:
     with pytest.raises(AntfarmError) as failure:
-        Driven(models, lambda last: bad).lead.prove()
+        Driven(models, lambda last: bad).lead.prove(1)
     assert failure.value.reason == Reason.INTERNAL

@@ -127,8 +127,9 @@ def _load(
 
 def _limits(facts: ModelFacts, options: RunOptions, threads: int) -> Limits:
     context = options.context or min(facts.context, DEFAULT_CONTEXT)
-    numbers = {"context": context, "slots": options.slots, "chunk": options.chunk, "threads": threads}
+    slots = options.slots or 1
+    numbers = {"context": context, "slots": slots, "chunk": options.chunk, "threads": threads}
     for name, value in numbers.items():
         if value < 1:
             raise AntfarmError(Reason.BAD_SETTING, f"{name} is {value}, and must be at least 1")
-    return Limits(context, options.slots, min(options.chunk, context))
+    return Limits(context, slots, min(options.chunk, context))

@@ -90,8 +90,8 @@ def largest(limits: Limits) -> list[StepShape]:
 def _outside(batch: Batch, limits: Limits) -> AntfarmError:
     return AntfarmError(
         Reason.INTERNAL,
-        f"a step of {batch.rows} rows (slots {batch.slots}, positions {batch.positions}, copy {batch.copy}) is not one that "
-        f"this shard can run: {limits}",
+        f"a step of {batch.rows} rows (slots {batch.slots}, positions {batch.positions}, copy {batch.copy}) "
+        f"is not one that this shard can run: {limits}",
     )
 
 

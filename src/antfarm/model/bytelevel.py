@@ -40,7 +40,8 @@ class ByteLevelBpe:
 
     def encode(self, text: str, *, starts: bool) -> list[int]:
         """`starts` (at the text's start or after a special token) makes no difference here."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one: only batches let other threads run meanwhile, which a long text would stop.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def piece_bytes(self, token: str) -> bytes:

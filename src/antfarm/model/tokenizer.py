@@ -61,6 +61,7 @@ class Tokenizer:
         self._kind = kind
         self._tokens = tokens
         self.size = len(tokens)
+        self.longest = max(map(len, tokens))  # characters that one token stands for, at most
         self.bos = self._special_id(metadata, "bos", kind.bos)
         self.eos = self._special_id(metadata, "eos", kind.eos)
         self.adds_bos = metadata.typed("tokenizer.ggml.add_bos_token", bool, kind.adds_bos)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from antfarm.engine import Engine
 from antfarm.link.mesh import Mesh
-from antfarm.shard.pipeline import Reduce
+from antfarm.shard.meter import Meter
 
 
-def follow(engine: Engine, mesh: Mesh, reduce: Reduce | None) -> None:
+def follow(meter: Meter, mesh: Mesh) -> None:
     """Take part in steps until a peer is gone (`LinkError`) or the mesh was stopped."""
     while step := mesh.receive_step():
-        mesh.pass_on(step, engine.forward(step.batch, step.rows, reduce))
+        mesh.pass_on(step, meter.forward(step.batch, step.rows))

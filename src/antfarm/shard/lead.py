@@ -1,9 +1,10 @@
-"""The lead: tasks in, tokens out. One loop: take commands, schedule, run, postprocess."""
+"""The lead: tasks in, tokens out. One loop: take commands, send a step off, or take one's result in."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -11,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antfarm.batch import Batch
-from antfarm.errors import AntfarmError, Reason, RequestError
+from antfarm.errors import AntfarmError, Reason, StateError
 from antfarm.messages import (
     Failure,
+    LeadStats,
     ShardCommand,
     TaskAccepted,
     TaskAssign,
@@ -21,16 +23,17 @@ from antfarm.messages import (
     TaskEvent,
     TaskFinished,
 )
-from antfarm.model.template import ChatTemplate
-from antfarm.model.tokenizer import Tokenizer
-from antfarm.shard.answer import Answer, Finish
-from antfarm.shard.pipeline import Pipeline
-from antfarm.shard.sampler import Sampler, check
-from antfarm.shard.scheduler import Scheduler
-from antfarm.shard.sequence import Clock, Sequence
+from antfarm.shard.answer import Finish
+from antfarm.shard.intake import Prepared
+from antfarm.shard.pacing import Kind
+from antfarm.shard.pipeline import Pipeline, Traffic
+from antfarm.shard.scheduler import Scheduler, Step
+from antfarm.shard.sequence import Sequence
 from antfarm.types import RunOptions
 
 IDLE_S = 1.0  # between two looks, by a lead without work, at whether its peers are there
+
+Command = ShardCommand | Prepared
 
 log = logging.getLogger(__name__)
 
@@ -45,21 +48,26 @@ class Lead:
     def __init__(
         self,
         pipeline: Pipeline,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
         options: RunOptions,
+        stages: int,
+        prepare: Callable[[TaskAssign], None],
         emit: Callable[[TaskEvent], None],
     ) -> None:
-        """`options` with its `context` decided."""
+        """`options` with context and slots decided. `prepare` takes a task, and a `Prepared` command
+        comes of it later."""
         self._pipeline = pipeline
-        self._tokenizer = tokenizer
-        self._template = template
-        self._context = options.context
-        self._chunk = options.chunk
+        self._options = options
+        self._prepare = prepare
         self._emit = emit
-        self._scheduler = Scheduler(options.slots, options.chunk)
+        self._scheduler = Scheduler(options, stages)
+        self._preparing: set[str] = set()  # tasks that are to run once they are prepared
+        self._began: deque[float] = deque()  # when the steps under way began
+        self._collected = 0.0  # when the last result was done with
+        self._traffic = Traffic(0, 0.0)
+        self._prompt_tokens = self._cached_tokens = self._tokens = 0
+        self._decode_steps = self._decode_rows = 0
 
-    def serve(self, commands: Callable[[float], ShardCommand | None]) -> NoReturn:
+    def serve(self, commands: Callable[[float], Command | None]) -> NoReturn:
         """Answer tasks until a step fails. `commands(seconds)` waits so long for the next command."""
         while True:
             while command := commands(0 if self._scheduler.busy else IDLE_S):
@@ -69,29 +77,30 @@ class Lead:
             else:
                 self._pipeline.check()
 
-    def handle(self, command: ShardCommand) -> None:
+    def handle(self, command: Command) -> None:
         if isinstance(command, TaskAssign):
             self.assign(command)
+        elif isinstance(command, Prepared):
+            self._admit(command)
         elif isinstance(command, TaskCancel):
             self.cancel(command)
         else:
             log.warning("a lead that serves got %s", type(command).__name__)
 
-    def prove(self) -> None:
+    def prove(self, token: int) -> None:
         """Pass a real token through all shards: a prompt of two rows and a step of one, in slot 0.
 
         Raises `internal` when what comes back is no distribution, or what broke on the way.
         """
-        token = self._tokenizer.bos or 0
-        prompt = max(1, min(2, self._chunk, self._context - 1))
+        prompt = max(1, min(2, self._options.chunk, self._options.context - 1))
         for start, rows in ((0, prompt), (prompt, 1)):
             batch = Batch(
                 slots=np.zeros(rows, np.int32),
                 positions=np.arange(start, start + rows, dtype=np.int32),
                 outputs=np.array([rows - 1], np.int32),
             )
-            logits = self._pipeline.run(batch, np.full(rows, token, np.int32))
-            if not np.isfinite(logits).all():
+            self._pipeline.submit(batch, np.full(rows, token, np.int32))
+            if not np.isfinite(self._pipeline.collect()).all():
                 raise AntfarmError(
                     Reason.INTERNAL,
                     "a first token through all shards came back as numbers that are not finite",
@@ -99,89 +108,126 @@ class Lead:
                 )
 
     def assign(self, task: TaskAssign) -> None:
-        """Take a task on; answers with `TaskAccepted`, or `TaskFinished` with the reason it can't be."""
-        if self._scheduler.find(task.task):
+        """Take a task on; `TaskAccepted` follows, or `TaskFinished` with the reason why it can't be."""
+        if task.task in self._preparing or self._scheduler.find(task.task):
             log.warning("task %s was assigned twice", task.task)
-            return
-        try:
-            sequence = self._sequence(task)
-            self._scheduler.add(sequence)
-        except AntfarmError as error:
-            self._emit(TaskFinished(task.task, 0, "error", failure=Failure.of(error)))
-            return
-        self._emit(TaskAccepted(task.task, len(sequence.prompt)))
+        elif self._scheduler.room <= len(self._preparing):
+            self._refuse(task.task, Failure.of(self._full()))
+        else:
+            self._preparing.add(task.task)
+            self._prepare(task)
 
     def cancel(self, command: TaskCancel) -> None:
         """End a task, waiting or running. One that is unknown has ended already."""
         sequence = self._scheduler.find(command.task)
         if sequence:
             self._end(sequence, "cancelled")
+        elif command.task in self._preparing:
+            self._preparing.remove(command.task)
+            self._emit(TaskFinished(command.task, 0, "cancelled"))
 
     def step(self) -> None:
-        """One step for whoever is due; nothing when nobody is."""
+        """Send the next step off, or take the oldest one's result in."""
+        self._expire(time.perf_counter())
         step = self._scheduler.schedule()
-        if step is None:
-            return
-        began, before = time.perf_counter(), self._pipeline.traffic()
-        logits = self._pipeline.run(step.batch, step.tokens)
-        after = self._pipeline.traffic()
-        share = (after.bytes - before.bytes) // len(step.sequences)
-        for sequence in step.sequences:
-            sequence.clock.step(began, share, after.waited - before.waited)
-        for sequence, row in zip(step.sequences, logits, strict=False):  # most chunks give no row
-            self._token(sequence, row)
+        if step:
+            self._submit(step)
+        elif step := self._scheduler.oldest:
+            self._collect(step)
 
-    def _sequence(self, task: TaskAssign) -> Sequence:
-        check(task.sampling)
-        prompt = self._prompt(task)
-        if not prompt:
-            raise RequestError(Reason.INVALID_REQUEST, "the prompt is empty", hint="send at least one token")
-        if len(prompt) >= self._context:
-            raise RequestError(
-                Reason.CONTEXT_OVERFLOW,
-                f"the prompt has {len(prompt)} tokens; the context, answer included, holds {self._context}",
-                hint="shorten the prompt, or load the model with a larger context",
-                prompt_tokens=len(prompt),
-                context=self._context,
-            )
-        room = self._context - len(prompt)
-        limit = min(task.sampling.max_tokens or room, room)
-        return Sequence(
-            task.task,
-            np.array(prompt, np.int32),
-            Sampler(task.sampling, prompt),
-            Answer(task.task, task.sampling, self._tokenizer, limit),
-            Clock(time.perf_counter()),
+    def stats(self) -> LeadStats:
+        """May be called from another thread."""
+        slots = self._scheduler.slots
+        return LeadStats(
+            waiting=self._scheduler.waiting,
+            running=slots.count - slots.free,
+            slots=slots.count,
+            kv_rows=slots.rows,
+            kv_capacity=slots.capacity,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            tokens=self._tokens,
+            decode_steps=self._decode_steps,
+            decode_rows=self._decode_rows,
         )
 
-    def _prompt(self, task: TaskAssign) -> list[int]:
-        if task.messages is not None:
-            return self._tokenizer.encode(self._template.render(task.messages))
-        if task.text is not None:
-            return self._tokenizer.encode(task.text)
-        tokens = list(task.tokens or ())
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self._tokenizer.size:
-            raise RequestError(
-                Reason.INVALID_REQUEST, f"a token id is outside the vocabulary of {self._tokenizer.size}"
-            )
-        return tokens
+    # ---- tasks
+
+    def _admit(self, prepared: Prepared) -> None:
+        if prepared.task not in self._preparing:
+            return  # cancelled meanwhile
+        self._preparing.remove(prepared.task)
+        if isinstance(prepared.outcome, Failure):
+            self._refuse(prepared.task, prepared.outcome)
+            return
+        self._scheduler.add(prepared.outcome)
+        self._emit(TaskAccepted(prepared.task, len(prepared.outcome.prompt)))
+
+    def _full(self) -> StateError:
+        return StateError(
+            Reason.QUEUE_FULL,
+            f"{self._options.queue} tasks wait for this model already",
+            hint="try again later",
+        )
+
+    def _refuse(self, task: str, failure: Failure) -> None:
+        self._emit(TaskFinished(task, 0, "error", failure=failure))
+
+    def _expire(self, now: float) -> None:
+        """End what has run, or waited, beyond its deadline."""
+        for sequence in [s for s in self._scheduler.sequences() if s.deadline <= now]:
+            text = "the task's time was up before its answer was complete"
+            hint = "ask for fewer tokens, or allow more time"
+            self._end(sequence, "error", Failure(Reason.TIMEOUT, text, hint))
+
+    def _end(
+        self, sequence: Sequence, finish: Finish, failure: Failure | None = None, *, sound: bool = True
+    ) -> None:
+        if not sequence.answer.finish and (event := sequence.answer.cut()):
+            self._emit(event)
+        self._scheduler.remove(sequence, sound=sound)
+        count = sequence.answer.count
+        timings = sequence.clock.timings(len(sequence.prompt), count, sequence.cached)
+        self._emit(TaskFinished(sequence.task, count, finish, timings, failure))
+
+    # ---- steps
+
+    def _submit(self, step: Step) -> None:
+        now = time.perf_counter()
+        self._began.append(now)
+        for sequence in step.sequences:
+            if sequence.clock.begin(now):
+                self._prompt_tokens += len(sequence.prompt)
+                self._cached_tokens += sequence.cached
+        self._pipeline.submit(step.batch, step.tokens)
+
+    def _collect(self, step: Step) -> None:
+        logits = self._pipeline.collect()
+        traffic = self._pipeline.traffic()
+        share = (traffic.bytes - self._traffic.bytes) // len(step.sequences)
+        waited = traffic.waited - self._traffic.waited
+        self._traffic = traffic
+        for sequence in step.sequences:
+            sequence.clock.crossed(share, waited)
+        for sequence, row in zip(step.sequences, logits, strict=False):  # most chunks give no row
+            if not sequence.answer.finish:  # it may have been cancelled meanwhile
+                self._token(sequence, row)
+        if step.turn.kind is Kind.ANSWER:
+            self._decode_steps += 1
+            self._decode_rows += step.batch.rows
+        now = time.perf_counter()
+        self._scheduler.finish(now - max(self._began.popleft(), self._collected))
+        self._collected = now
 
     def _token(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
         try:
             sequence.last = sequence.sampler.sample(row)
         except AntfarmError as error:
-            self._end(sequence, "error", Failure.of(error))
+            self._end(sequence, "error", Failure.of(error), sound=False)
             return
         sequence.clock.token(time.perf_counter())
+        self._tokens += 1
         if event := sequence.answer.push(sequence.last, row):
             self._emit(event)
         if sequence.answer.finish:
             self._end(sequence, sequence.answer.finish)
-
-    def _end(self, sequence: Sequence, finish: Finish, failure: Failure | None = None) -> None:
-        if not sequence.answer.finish and (event := sequence.answer.cut()):
-            self._emit(event)
-        self._scheduler.remove(sequence)
-        count = sequence.answer.count
-        timings = sequence.clock.timings(len(sequence.prompt), count)
-        self._emit(TaskFinished(sequence.task, count, finish, timings, failure))

@@ -1,8 +1,7 @@
-"""One step through all shards, seen from the lead."""
+"""Steps through all shards, seen from the lead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +10,9 @@ from numpy.typing import NDArray
 from antfarm.batch import Batch
 from antfarm.engine import Engine
 from antfarm.link.mesh import Mesh
+from antfarm.shard.meter import Meter
 
 Rows = NDArray[np.float32]
-Reduce = Callable[[Rows, Rows], None]
 
 _NO_LOGITS: Rows = np.empty((0, 0), np.float32)
 
@@ -28,27 +27,21 @@ class Traffic(NamedTuple):
 class Pipeline:
     """Steps go in with `submit` and come out of `collect` in the same order; several may be under way."""
 
-    def __init__(self, engine: Engine, mesh: Mesh, reduce: Reduce | None) -> None:
-        """`reduce` sums over the ranks of the lead's stage; None when the lead is its only rank."""
+    def __init__(self, engine: Engine, mesh: Mesh, meter: Meter) -> None:
         self._engine = engine
         self._mesh = mesh
-        self._reduce = reduce
+        self._meter = meter
 
     def submit(self, batch: Batch, tokens: NDArray[np.int32]) -> None:
         """Send a step off, after the lead's own share of it. Raises `LinkError`."""
         rows = self._engine.embed(tokens)
         step = self._mesh.start_step(batch, rows)
-        self._mesh.pass_on(step, self._engine.forward(batch, rows, self._reduce))
+        self._mesh.pass_on(step, self._meter.forward(batch, rows))
 
     def collect(self) -> Rows:
         """Logits [outputs, V] of the oldest step under way, valid until the next call. Raises `LinkError`."""
         rows = self._mesh.receive_result().rows
-        return self._engine.logits(rows) if len(rows) else _NO_LOGITS
-
-    def run(self, batch: Batch, tokens: NDArray[np.int32]) -> Rows:
-        """One step from end to end."""
-        self.submit(batch, tokens)
-        return self.collect()
+        return self._meter.logits(rows) if len(rows) else _NO_LOGITS
 
     def traffic(self) -> Traffic:
         mesh = self._mesh

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from antfarm.messages import (
 from antfarm.model.gguf import GgufFile
 from antfarm.secret import Secret
 from antfarm.shard.follower import follow
+from antfarm.shard.meter import Meter, telling
 from antfarm.shard.pipeline import Pipeline
 from antfarm.shard.stdio import Stdio
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:  # followers import no tokenizer
     from antfarm.model.tokenizer import Tokenizer
 
 PROGRESS_S = 0.1  # between two ShardProgress events
+SWITCH_S = 0.0005  # that a thread which prepares a prompt may keep the one that computes waiting
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ class Shard:
             language = self._language(file) if self._part.lead else None
             facts, options = file.facts, self._spec.load.options
             width, context = facts.embedding, options.context or min(facts.context, DEFAULT_CONTEXT)
-            self._options = msgspec.structs.replace(options, context=context)
+            self._options = msgspec.structs.replace(options, context=context, slots=options.slots or 1)
             runtime = psutil.Process().memory_info().rss
             engine = Engine.load(
                 file,
@@ -106,11 +109,12 @@ class Shard:
             self._peers = self._await_link().peers
             with Mesh.connect(listener, self._mesh_spec(width), self._peers) as mesh:
                 self._stdio.emit(ShardLinked(*self._id))
-                reduce = mesh.all_reduce if self._part.ranks > 1 else None
+                counted = Meter(engine, mesh, ranks=self._part.ranks)
                 if language:
-                    self._lead(Pipeline(engine, mesh, reduce), *language)
+                    self._lead(Pipeline(engine, mesh, counted), counted, *language)
                 else:
-                    follow(engine, mesh, reduce)
+                    with telling(lambda: counted.stats(*self._id, None), self._stdio.emit):
+                        follow(counted, mesh)
 
     def fail(self, error: AntfarmError) -> None:
         """Tell the forager why this shard ends."""
@@ -177,11 +181,16 @@ class Shard:
             Secret(self._spec.secret),
         )
 
-    def _lead(self, pipeline: Pipeline, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def _lead(self, pipeline: Pipeline, counted: Meter, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        from antfarm.shard.intake import Intake
         from antfarm.shard.lead import Lead
 
-        lead = Lead(pipeline, tokenizer, template, self._options, self._stdio.emit)
+        sys.setswitchinterval(SWITCH_S)
+        stages = len(self._spec.load.plan.stages())
+        intake = Intake(tokenizer, template, self._options.context).start(self._stdio.post)
+        lead = Lead(pipeline, self._options, stages, intake, self._stdio.emit)
         began = time.monotonic()
-        lead.prove()
+        lead.prove(tokenizer.bos or 0)
         self._stdio.emit(ReplicaProved(*self._id[:2], time.monotonic() - began))
-        lead.serve(self._stdio.get)
+        with telling(lambda: counted.stats(*self._id, lead.stats()), self._stdio.emit):
+            lead.serve(self._stdio.get)

@@ -1,18 +1,28 @@
-"""Which rows the next step computes: slots, and turns between prompts and answers. Pure."""
+"""Which rows the next step computes: slots, lanes, and turns between prompts and answers. Pure.
+
+Continuous batching: sequences take and leave slots between steps, in the order they came. Prompts are
+read one after the other, in chunks; the others' answers grow by one token a step meanwhile.
+
+On a pipeline several steps are under way, so that every stage has one. Answers are then divided into
+as many lanes as there are stages: a step takes its part of those whose last token is known, those that
+wait longest first, so that lanes even out by themselves. A prompt's chunks follow each other like cars
+of a train, since only the last one's result is needed.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antfarm.batch import Batch
-from antfarm.errors import Reason, StateError
+from antfarm.batch import Batch, Copy
+from antfarm.shard.pacing import Kind, Pacer, Turn
 from antfarm.shard.sequence import Sequence
-
-WAITING = 256  # sequences without a slot; beyond it a task is refused at once
+from antfarm.shard.slots import Slots
+from antfarm.types import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,84 +32,136 @@ class Step:
     batch: Batch
     tokens: NDArray[np.int32]
     sequences: tuple[Sequence, ...]
+    turn: Turn
 
 
 class Scheduler:
-    """Continuous batching: sequences take and leave slots between steps, in the order they came.
+    """`options` with context and slots decided. `stages` of the pipeline, 1 for none."""
 
-    A step is either a chunk of the oldest unread prompt or one token of every answer; when both
-    are wanted they take turns, so that neither starves.
-    """
-
-    def __init__(self, slots: int, chunk: int) -> None:
-        self._chunk = chunk
-        self._free = list(range(slots))
+    def __init__(self, options: RunOptions, stages: int = 1) -> None:
+        self.slots = Slots(options.slots, options.context)
+        self._queue = options.queue
+        self._pacer = Pacer(options.chunk, options.prefill_share)
+        self._lanes = stages
+        self._most = stages + 1 if stages > 1 else 1  # one more than stages, so that none ever lacks a step
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # with a slot, oldest first
-        self._chunk_was_last = False
+        self._reading: Sequence | None = None
+        self._answering: list[Sequence] = []  # those first whose last step is longest ago
+        self._flying: deque[Step] = deque()
 
     @property
     def busy(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._flying or self._reading or self._answering or self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """How many more tasks may come before the queue is full."""
+        return self._queue + self.slots.free - len(self._waiting)
+
+    @property
+    def oldest(self) -> Step | None:
+        """The step under way whose result comes next."""
+        return self._flying[0] if self._flying else None
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All that have not ended."""
+        yield from self._answering
+        if self._reading:
+            yield self._reading
+        yield from self._waiting
 
     def find(self, task: str) -> Sequence | None:
-        """The sequence of `task`, running or waiting."""
-        return next((s for s in (*self._running, *self._waiting) if s.task == task), None)
+        return next((s for s in self.sequences() if s.task == task), None)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises `queue-full` when too many wait already."""
-        if len(self._waiting) >= WAITING:
-            raise StateError(
-                Reason.QUEUE_FULL, f"{WAITING} tasks wait for this model already", hint="try again later"
-            )
+        """Queue a sequence."""
         self._waiting.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended; its slot is free for the next step."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._free.append(sequence.slot)
-            self._free.sort()
-        else:
+    def remove(self, sequence: Sequence, *, sound: bool = True) -> None:
+        """Forget a sequence that has ended; its slot is free for the next step. Rows that are not `sound`
+        will not be reused."""
+        if sequence.slot < 0:
             self._waiting.remove(sequence)
+            return
+        if sequence is self._reading:
+            self._reading = None
+        else:
+            self._answering.remove(sequence)
+        self.slots.give_back(sequence.slot, sound=sound)
 
     def schedule(self) -> Step | None:
-        """The next step, or None when nothing is to do. Its KV rows count as filled from here on."""
-        while self._waiting and self._free:
-            sequence = self._waiting.popleft()
-            sequence.slot = self._free.pop(0)
-            self._running.append(sequence)
-        prompt = next((s for s in self._running if s.prefilling), None)
-        answers = sorted((s for s in self._running if not s.prefilling), key=lambda s: s.slot)
-        if prompt and not (answers and self._chunk_was_last):
-            self._chunk_was_last = True
-            return _prefill(prompt, self._chunk)
-        self._chunk_was_last = False
-        return _decode(answers) if answers else None
+        """The next step, now under way. None when nothing can begin before a result comes."""
+        prompts = self._reading is not None or bool(self._waiting and self.slots.free)
+        answers = bool(self._answering)
+        if len(self._flying) >= self._most or not (prompts or answers):
+            return None
+        if self._pacer.prefers(prompts=prompts, answers=answers) is Kind.PROMPT:
+            step: Step | None = self._chunk(contested=answers)
+        else:
+            step = self._decode(contested=prompts)
+        if step:
+            self._flying.append(step)
+        return step
 
+    def finish(self, seconds: float) -> None:
+        """The oldest step's result has come; it took `seconds` beyond the one before it."""
+        step = self._flying.popleft()
+        for sequence in step.sequences[: len(step.batch.outputs)]:  # of most chunks nothing was awaited
+            sequence.awaited = False
+        self._pacer.end(step.turn, seconds)
 
-def _prefill(sequence: Sequence, chunk: int) -> Step:
-    """The next chunk of a prompt; only its very last row gives a token."""
-    start = sequence.filled
-    tokens = sequence.prompt[start : start + chunk]
-    rows = len(tokens)
-    sequence.filled += rows
-    outputs = () if sequence.prefilling else (rows - 1,)
-    batch = Batch(
-        slots=np.full(rows, sequence.slot, np.int32),
-        positions=np.arange(start, start + rows, dtype=np.int32),
-        outputs=np.array(outputs, np.int32),
-    )
-    return Step(batch, tokens, (sequence,))
+    def _chunk(self, *, contested: bool) -> Step:
+        """The next chunk of the prompt that is being read, else of the first that waits; only its very last
+        row gives a token."""
+        sequence, copy = self._reading, None
+        if sequence is None:
+            sequence, copy = self._admit()
+        start = sequence.filled
+        tokens = sequence.prompt[start : start + self._pacer.chunk(answers=contested)]
+        rows = len(tokens)
+        self.slots.fill(sequence.slot, tokens)
+        sequence.filled += rows
+        self._reading = sequence if sequence.prefilling else None
+        if not sequence.prefilling:
+            self._answering.append(sequence)
+            sequence.awaited = True
+        batch = Batch(
+            slots=np.full(rows, sequence.slot, np.int32),
+            positions=np.arange(start, start + rows, dtype=np.int32),
+            outputs=np.array([] if sequence.prefilling else [rows - 1], np.int32),
+            copy=copy,
+        )
+        return Step(batch, tokens, (sequence,), self._pacer.begin(Kind.PROMPT, rows, contested=contested))
 
+    def _admit(self) -> tuple[Sequence, Copy | None]:
+        sequence = self._waiting.popleft()
+        sequence.slot, sequence.filled, copy = self.slots.take(sequence.prompt)
+        sequence.cached = sequence.filled
+        return sequence, copy
 
-def _decode(sequences: list[Sequence]) -> Step:
-    """One token of each sequence; `sequences` in order of their slots."""
-    batch = Batch(
-        slots=np.array([s.slot for s in sequences], np.int32),
-        positions=np.array([s.filled for s in sequences], np.int32),
-        outputs=np.arange(len(sequences), dtype=np.int32),
-    )
-    for sequence in sequences:
-        sequence.filled += 1
-    return Step(batch, np.array([s.last for s in sequences], np.int32), tuple(sequences))
+    def _decode(self, *, contested: bool) -> Step | None:
+        """One token of each sequence of a lane."""
+        lanes = sum(step.turn.kind is Kind.ANSWER for step in self._flying)
+        ready = [s for s in self._answering if not s.awaited]
+        if not ready or lanes >= self._lanes:
+            return None
+        lane = ready[: -(-len(self._answering) // self._lanes)]
+        self._answering = [s for s in self._answering if s not in lane] + lane
+        lane.sort(key=lambda s: s.slot)
+        batch = Batch(
+            slots=np.array([s.slot for s in lane], np.int32),
+            positions=np.array([s.filled for s in lane], np.int32),
+            outputs=np.arange(len(lane), dtype=np.int32),
+        )
+        for sequence in lane:
+            self.slots.fill(sequence.slot, sequence.last)
+            sequence.filled += 1
+            sequence.awaited = True
+        tokens = np.array([s.last for s in lane], np.int32)
+        return Step(
+            batch, tokens, tuple(lane), self._pacer.begin(Kind.ANSWER, len(lane), contested=contested)
+        )

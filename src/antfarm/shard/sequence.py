@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +22,16 @@ class Clock:
         self._wire_bytes = 0
         self._waited = 0.0
 
-    def step(self, began: float, wire_bytes: int, waited: float) -> None:
-        """A step that had rows of this sequence, which started at `began`."""
-        if not self._begun:
-            self._begun = True
-            self._started = self._first = self._last = began
+    def begin(self, now: float) -> bool:
+        """A step with rows of this sequence begins. Whether it is the first one."""
+        if self._begun:
+            return False
+        self._begun = True
+        self._started = self._first = self._last = now
+        return True
+
+    def crossed(self, wire_bytes: int, waited: float) -> None:
+        """What a step with rows of this sequence cost the links."""
         if self._answering:
             self._wire_bytes += wire_bytes
             self._waited += waited
@@ -37,7 +43,7 @@ class Clock:
             self._answering = True
             self._first = now
 
-    def timings(self, prompt: int, completion: int) -> Timings:
+    def timings(self, prompt: int, completion: int, cached: int) -> Timings:
         return Timings(
             queued=self._started - self._assigned,
             prefill=self._first - self._started,
@@ -46,22 +52,26 @@ class Clock:
             completion_tokens=completion,
             wire_bytes=self._wire_bytes,
             waited=self._waited,
+            cached_tokens=cached,
         )
 
 
 @dataclass(eq=False)
 class Sequence:
     """A prompt and the answer that grows from it. `filled` KV rows of its slot are written, or will be
-    by the step under way; what comes next is the rest of the prompt, then the last token."""
+    by the steps under way; what comes next is the rest of the prompt, then the last token."""
 
     task: str
     prompt: NDArray[np.int32]  # [tokens], at least one
     sampler: Sampler
     answer: Answer
     clock: Clock
+    deadline: float = math.inf  # a time of `time.perf_counter`
     slot: int = -1  # none yet
     filled: int = 0
+    cached: int = 0  # of these, rows that a slot held already
     last: int = -1  # the token sampled last; none yet
+    awaited: bool = False  # its next token is under way
 
     @property
     def prefilling(self) -> bool:

@@ -13,11 +13,15 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import ShardCommand, ShardOutput, ShardStop
+
+if TYPE_CHECKING:  # followers import no tokenizer
+    from antfarm.shard.intake import Prepared
 
 _WRITE_S = 0.5  # that an ending process waits for a line half written
 
@@ -30,7 +34,7 @@ class Stdio:
         self._sink = sink
         self._lock = threading.Lock()
         self._decoder: msgspec.json.Decoder[ShardCommand] = msgspec.json.Decoder(ShardCommand)
-        self._commands: queue.SimpleQueue[ShardCommand] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[ShardCommand | Prepared] = queue.SimpleQueue()
 
     @classmethod
     def claim(cls) -> Stdio:
@@ -65,7 +69,11 @@ class Stdio:
         process; a line that is no command does too, after `failed` was called with the error."""
         threading.Thread(target=self._listen, args=(failed,), name="stdin", daemon=True).start()
 
-    def get(self, timeout: float) -> ShardCommand | None:
+    def post(self, prepared: Prepared) -> None:
+        """Put what another thread has prepared among the commands."""
+        self._commands.put(prepared)
+
+    def get(self, timeout: float) -> ShardCommand | Prepared | None:
         """The next command; None when there is none within `timeout` seconds."""
         try:
             return self._commands.get(timeout=timeout) if timeout else self._commands.get_nowait()
