@@ -1,4 +1,4 @@
-"""The planner's table of cuts, and its memory, against what the engine really cuts and takes."""
+"""What the planner counts, against what the engine really holds and takes."""
 
 from pathlib import Path
 
@@ -16,10 +16,9 @@ from antfarm.types import RunOptions
 
 
 @pytest.mark.parametrize("name", arch.ARCHITECTURES)
-def test_the_engine_cuts_as_the_planner_weighs(name: str) -> None:
-    for wanted in arch.ARCHITECTURES[name].tensors:
-        assert [side.name for side in wanted.sides] == [side.name for side in cuts.SIDES[wanted.name]]
-        assert wanted.once == (wanted.name in cuts.ONCE)
+def test_the_planner_knows_every_tensor_that_the_engine_holds(name: str) -> None:
+    tensors = arch.ARCHITECTURES[name].tensors
+    assert {*tensors.required, *tensors.optional} <= cuts.SIDES.keys()
 
 
 @pytest.mark.parametrize("mode", ["tensor", "pipeline"])

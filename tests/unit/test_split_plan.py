@@ -10,9 +10,9 @@ from support.facts import LLAMA_1B, SMOLLM2, llama
 from antfarm.errors import PlanError, Reason, RequestError
 from antfarm.split import HostShare, Placement, SplitRequest, fewest, part_text, place, plan
 from antfarm.split.memory import MIB, Footprint
-from antfarm.types import ModelFacts, Plan, RunOptions, Span, SplitMode
+from antfarm.types import DEFAULT_SLOTS, ModelFacts, Plan, RunOptions, Span, SplitMode
 
-OPTIONS = RunOptions()
+OPTIONS = RunOptions(slots=1)
 
 
 def hosts(*memory: int, weights: tuple[float, ...] = ()) -> list[HostShare]:
@@ -211,8 +211,8 @@ def test_a_hybrid_spreads_ranks_over_stages_evenly() -> None:
 
 
 def test_memory_moves_columns_to_the_roomier_host() -> None:
-    roomy = plan(LLAMA_1B, hosts(4000, 4000), SplitRequest(2), RunOptions(context=512)).plan
-    tight = plan(LLAMA_1B, hosts(380, 4000), SplitRequest(2), RunOptions(context=512)).plan
+    roomy = plan(LLAMA_1B, hosts(4000, 4000), SplitRequest(2), RunOptions(context=512, slots=1)).plan
+    tight = plan(LLAMA_1B, hosts(380, 4000), SplitRequest(2), RunOptions(context=512, slots=1)).plan
     assert roomy.memory[0].total > 380 * MIB >= tight.memory[0].total
     assert len(tight.parts[0].feed_forward) < len(roomy.parts[0].feed_forward)
 
@@ -238,19 +238,36 @@ def test_two_foragers_of_400_mib_hold_what_one_can_not() -> None:
 
 def test_a_context_that_was_asked_for_is_never_shortened() -> None:
     with pytest.raises(PlanError, match="context of 4096"):
-        plan(LLAMA_1B, hosts(400, 400), SplitRequest(2), RunOptions(context=4096))
+        plan(LLAMA_1B, hosts(400, 400), SplitRequest(2), RunOptions(context=4096, slots=1))
 
 
 def test_the_context_chosen_is_the_longest_that_fits() -> None:
     found = plan(LLAMA_1B, hosts(450, 450), SplitRequest(2), OPTIONS)
-    longer = RunOptions(context=found.options.context + 256)
+    longer = RunOptions(context=found.options.context + 256, slots=1)
     with pytest.raises(PlanError):
         plan(LLAMA_1B, hosts(450, 450), SplitRequest(2), longer)
 
 
+def test_slots_are_as_many_as_fit_up_to_the_default() -> None:
+    slots = [
+        plan(LLAMA_1B, hosts(memory), SplitRequest(1), RunOptions()).options.slots
+        for memory in (4000, 1100, 830)
+    ]
+    assert slots[0] == DEFAULT_SLOTS > slots[1] > slots[2] == 1
+    short = plan(LLAMA_1B, hosts(750), SplitRequest(1), RunOptions()).options
+    assert short.slots == 1 and short.context < 4096
+
+
+def test_slots_that_were_asked_for_are_kept() -> None:
+    with pytest.raises(PlanError, match="16 contexts of 512 needs"):
+        plan(LLAMA_1B, hosts(750), SplitRequest(1), RunOptions(slots=16))
+
+
 def test_a_q8_cache_takes_about_half() -> None:
     exact, small = (
-        plan(LLAMA_1B, hosts(4000), SplitRequest(1), RunOptions(kv_type=kind)).plan.memory[0].kv_cache
+        plan(LLAMA_1B, hosts(4000), SplitRequest(1), RunOptions(slots=1, kv_type=kind))
+        .plan.memory[0]
+        .kv_cache
         for kind in ("f16", "q8_0")
     )
     assert small == exact * 34 // 64

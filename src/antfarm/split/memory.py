@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from antfarm import cuts
 from antfarm.cuts import Side
-from antfarm.types import DEFAULT_CONTEXT, Memory, ModelFacts, Part, RunOptions, Span
+from antfarm.types import Memory, ModelFacts, Part, RunOptions, Span
 
 MIB = 1 << 20
 
@@ -27,11 +27,6 @@ _COMPUTE_BASE = 4 * MIB
 _ALIGNMENT = 32  # of tensors in a ggml buffer
 
 _KV_BYTES = {"f16": (2, 1), "f32": (4, 1), "q8_0": (34, 32)}  # bytes per values
-
-
-def resolved_context(facts: ModelFacts, options: RunOptions) -> int:
-    """Tokens per slot: what was asked for, else the model's own within `DEFAULT_CONTEXT`."""
-    return options.context or min(facts.context, DEFAULT_CONTEXT)
 
 
 class Footprint:
@@ -83,29 +78,28 @@ class Footprint:
         )
 
     def memory(self, part: Part, options: RunOptions) -> Memory:
-        """Planned bytes of one shard; `options.context` 0 counts as the default."""
-        context = resolved_context(self.facts, options)
+        """Planned bytes of one shard; context and slots must have been decided."""
         return Memory(
             weights=self.weights(part),
-            kv_cache=kv_bytes(self.facts, part.layers, len(part.kv_heads), context, options),
-            compute=_compute(self.facts, part, context, options),
+            kv_cache=kv_bytes(self.facts, part.layers, len(part.kv_heads), options),
+            compute=_compute(self.facts, part, options),
             runtime=_PROCESS + (_TOKENIZER_PER_TOKEN * self.facts.vocabulary if part.lead else 0),
         )
 
 
-def kv_bytes(facts: ModelFacts, layers: Span, heads: int, context: int, options: RunOptions) -> int:
+def kv_bytes(facts: ModelFacts, layers: Span, heads: int, options: RunOptions) -> int:
     """Keys and values of all slots."""
     size, values = _KV_BYTES[options.kv_type]
-    return 2 * len(layers) * options.slots * context * heads * facts.head_dim * size // values
+    return 2 * len(layers) * options.slots * options.context * heads * facts.head_dim * size // values
 
 
-def _compute(facts: ModelFacts, part: Part, context: int, options: RunOptions) -> int:
+def _compute(facts: ModelFacts, part: Part, options: RunOptions) -> int:
     """Graph buffers for the largest step, its inputs (mask, hidden rows), logits, and the links' buffers."""
-    rows = max(min(options.chunk, context), options.slots)
+    rows = max(min(options.chunk, options.context), options.slots)
     heads = facts.heads // facts.kv_heads * len(part.kv_heads) * facts.head_dim
     live = 3 * facts.embedding + max(3 * len(part.feed_forward), 3 * heads)  # values of a row alive at once
     exchanged = (2 + part.ranks + 1) * facts.embedding if part.ranks > 1 else 0
     steps = 3 * facts.embedding  # to send, to receive, decoded
-    per_row = 4 * (live + exchanged + steps) + 2 * context
+    per_row = 4 * (live + exchanged + steps) + 2 * options.context
     logits = 4 * options.slots * (facts.vocabulary + facts.embedding) if part.lead else 0
     return _COMPUTE_BASE + _GRAPHS_PER_LAYER * len(part.layers) + rows * per_row + logits

@@ -1,4 +1,4 @@
-"""Which hosts, how many shards, how much context: the first plan that fits, or a refusal with its numbers."""
+"""Which hosts, shards, slots and context: the first plan that fits, or a refusal with its numbers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 
 from antfarm.errors import PlanError, Reason
 from antfarm.split.layout import Layout, Units, layouts
-from antfarm.split.memory import MIB, Footprint, resolved_context
+from antfarm.split.memory import MIB, Footprint
 from antfarm.split.planner import Planner
 from antfarm.split.request import HostShare, Placement, SplitRequest
-from antfarm.types import ModelFacts, Plan, RunOptions
+from antfarm.types import DEFAULT_CONTEXT, DEFAULT_SLOTS, ModelFacts, Plan, RunOptions
 
 MIN_CONTEXT = 512  # tokens a slot keeps when the context is chosen by the memory there is
 _CONTEXT_STEP = 256
@@ -24,14 +24,15 @@ def plan(
 ) -> Placement:
     """A plan for exactly these hosts, shard i on `hosts[i]`.
 
-    A context of 0 becomes the default one, or the longest that fits down to `MIN_CONTEXT`. Raises
-    `PlanError`: `split-impossible` with what would work, `no-capacity` with the bytes needed and there.
+    Slots of 0 become as many as fit, up to the default. A context of 0 becomes the default one, or where not
+    even one slot of that fits, the longest that does, down to `MIN_CONTEXT`. Raises `PlanError`:
+    `split-impossible` with what would work, `no-capacity` with the bytes needed and there.
     """
     if request.shards not in (0, len(hosts)):
         raise ValueError(f"{len(hosts)} hosts for a split of {request.shards}")
     search = _Search(facts, request, options)
-    for context in (search.context, None):
-        if placement := search.on(hosts, context):
+    for shortened in (False, True):
+        if placement := search.on(hosts, shortened=shortened):
             return placement
     raise search.refusal(hosts)
 
@@ -42,16 +43,17 @@ def place(
     """Choose among `hosts`, one shard each: `request.shards` of them, or as few as the model fits on.
 
     Hosts that run fewer shards come first, then the faster ones; where those lack memory, the ones that have
-    most of it. A whole context on more hosts comes before a shortened one on fewer. Raises as `plan` does.
+    most of it. Fewer hosts come before more slots, but a whole context on more hosts before a shortened one
+    on fewer. Raises as `plan` does.
     """
     search = _Search(facts, request, options)
     if not hosts or request.shards > len(hosts):
         raise _too_few_hosts(request, hosts)
     counts = [request.shards] if request.shards else search.counts(len(hosts))
-    for context in (search.context, None):
+    for shortened in (False, True):
         for count in counts:
             for chosen in _candidates(hosts, count):
-                if placement := search.on(chosen, context):
+                if placement := search.on(chosen, shortened=shortened):
                     return placement
     raise search.refusal(next(_candidates(hosts, counts[-1], memory_first=True)))
 
@@ -75,14 +77,15 @@ def _candidates(
 
 
 class _Search:
-    """One request, tried on hosts and contexts."""
+    """One request, tried on hosts."""
 
     def __init__(self, facts: ModelFacts, request: SplitRequest, options: RunOptions) -> None:
         self._facts = facts
         self._footprint = Footprint(facts)
         self._request = request
         self._options = options
-        self.context = resolved_context(facts, options)
+        self._context = options.context or min(facts.context, DEFAULT_CONTEXT)
+        self._slots = [options.slots] if options.slots else list(range(DEFAULT_SLOTS, 0, -1))
 
     def counts(self, most: int) -> list[int]:
         """Numbers of shards that this request allows, ascending. Raises `split-impossible` if none."""
@@ -93,19 +96,21 @@ class _Search:
             self._layouts(least, strict=True)
         return allowed or [least]
 
-    def on(self, hosts: Sequence[HostShare], context: int | None) -> Placement | None:
-        """A plan for exactly these hosts. Context None takes the longest that fits below the default one."""
+    def on(self, hosts: Sequence[HostShare], *, shortened: bool) -> Placement | None:
+        """A plan for exactly these hosts: with the whole context and as many slots as fit, or `shortened`:
+        the fewest slots, and of the shorter contexts the longest that fits."""
         hosts = self._weighed(hosts)
         forms = self._layouts(len(hosts), strict=True)
-        if context is not None:
-            return self._at(hosts, forms, context)
+        if not shortened:
+            tries = (self._at(hosts, forms, self._context, slots) for slots in self._slots)
+            return next(filter(None, tries), None)
         if self._options.context:
             return None
-        low, high = MIN_CONTEXT // _CONTEXT_STEP, (self.context - 1) // _CONTEXT_STEP
+        low, high = MIN_CONTEXT // _CONTEXT_STEP, (self._context - 1) // _CONTEXT_STEP
         found = None
         while low <= high:
             middle = (low + high) // 2
-            if fitting := self._at(hosts, forms, middle * _CONTEXT_STEP):
+            if fitting := self._at(hosts, forms, middle * _CONTEXT_STEP, self._slots[-1]):
                 found, low = fitting, middle + 1
             else:
                 high = middle - 1
@@ -113,7 +118,7 @@ class _Search:
 
     def refusal(self, hosts: Sequence[HostShare]) -> PlanError:
         """Why these hosts do not do, with numbers, and what would."""
-        context = self.context if self._options.context else min(self.context, MIN_CONTEXT)
+        context = self._context if self._options.context else min(self._context, MIN_CONTEXT)
         plan = self._boundless(len(hosts), context)
         needs = [memory.total for memory in plan.memory]
         pairs = [
@@ -121,21 +126,24 @@ class _Search:
             for need, host in zip(needs, hosts, strict=True)
         ]
         form = "unsplit" if len(hosts) == 1 else f"as a {plan.mode} split of {len(hosts)}"
+        slots = self._slots[-1]
+        size = f"a context of {context}" if slots == 1 else f"{slots} contexts of {context}"
         return PlanError(
             Reason.NO_CAPACITY,
-            f"{self._facts.name} {form} with a context of {context} needs {', '.join(pairs)}",
+            f"{self._facts.name} {form} with {size} needs {', '.join(pairs)}",
             hint=self._what_would_work(len(hosts), max(host.memory for host in hosts), context),
             needed=sum(needs),
             available=sum(host.memory for host in hosts),
             shards=len(hosts),
             context=context,
+            slots=slots,
         )
 
     def _what_would_work(self, shards: int, memory: int, context: int) -> str:
         most = max(self._facts.layers, Units.of(self._facts).max_ranks)
         for count in range(shards + 1, most + 1):
             forms = self._layouts(count, strict=False)
-            if forms and (fits := self._at([HostShare("", memory)] * count, forms, context)):
+            if forms and (fits := self._at([HostShare("", memory)] * count, forms, context, self._slots[-1])):
                 largest = max(need.total for need in fits.plan.memory)
                 return f"split={count} would need at most {_mib(largest)} on each of {count} hosts"
         return "give the foragers more memory, or take a smaller model, quantization or context"
@@ -143,12 +151,14 @@ class _Search:
     def _boundless(self, shards: int, context: int) -> Plan:
         """The even plan that memory would not stop."""
         hosts = [HostShare("", _BOUNDLESS) for _ in range(shards)]
-        placement = self._at(hosts, self._layouts(shards, strict=True), context)
+        placement = self._at(hosts, self._layouts(shards, strict=True), context, self._slots[-1])
         assert placement is not None, "only memory makes a checked layout fail"
         return placement.plan
 
-    def _at(self, hosts: Sequence[HostShare], forms: Sequence[Layout], context: int) -> Placement | None:
-        options = msgspec.structs.replace(self._options, context=context)
+    def _at(
+        self, hosts: Sequence[HostShare], forms: Sequence[Layout], context: int, slots: int
+    ) -> Placement | None:
+        options = msgspec.structs.replace(self._options, context=context, slots=slots)
         planner = Planner(self._footprint, options)
         for form in forms:
             if plan := planner.plan(form, hosts):

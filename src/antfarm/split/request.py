@@ -35,7 +35,7 @@ class HostShare:
 
 @dataclass(frozen=True)
 class Placement:
-    """A plan that fits: shard i goes to `hosts[i]`. `options.context` is resolved, never 0."""
+    """A plan that fits: shard i goes to `hosts[i]`. Context and slots in `options` are decided, never 0."""
 
     hosts: tuple[str, ...]
     plan: Plan
