@@ -6,17 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.colony_script import BROKEN, MEMORY, Script, bound, forager, kinds, statuses
 from support.models import Models
 
-from antfarm.colony import views
-from antfarm.colony.core import Colony
 from antfarm.colony.events import (
     Describe,
     Described,
     DescribeFailed,
     Drain,
     Drained,
-    Event,
     FailTasks,
     ForagerHeard,
     ForagerLeft,
@@ -28,33 +26,23 @@ from antfarm.colony.events import (
     SendLink,
     SendLoad,
     SendStop,
-    ShardBound,
     ShardHeard,
     Tick,
     UnloadAsked,
 )
-from antfarm.colony.state import Limits
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import (
     Failure,
-    ForagerFacts,
     LoadModel,
-    ModelStatus,
     Peer,
     ReplicaProved,
     ShardFailed,
     ShardLinked,
-    ShardListening,
     ShardLoaded,
     ShardProgress,
-    ShardStatus,
 )
 from antfarm.model.gguf import GgufFile
-from antfarm.types import Memory, ModelFacts, RunOptions
-
-LIMITS = Limits(lost=4, fetch=100, load=50, link=20, prove=10)
-MEMORY = Memory(1, 1, 1, 1)
-BROKEN = Failure(Reason.SHARD_FAILED, "ended by signal SIGKILL")
+from antfarm.types import ModelFacts, RunOptions
 
 
 @pytest.fixture(scope="module")
@@ -63,84 +51,9 @@ def facts(models: Models) -> ModelFacts:
         return file.facts
 
 
-class Script:
-    """A colony on a clock that the test turns, with `steps` for what usually happens."""
-
-    def __init__(self, facts: ModelFacts) -> None:
-        self.facts = facts
-        self.colony = Colony(LIMITS)
-        self.now = 1000.0
-
-    def on(self, event: Event) -> list[Instruction]:
-        return self.colony.handle(event, self.now)
-
-    def told(self, *events: Event) -> list[Instruction]:
-        return [instruction for event in events for instruction in self.on(event)]
-
-    def after(self, seconds: float) -> list[Instruction]:
-        """Time passes, a second at a time, with nothing heard."""
-        out: list[Instruction] = []
-        for _ in range(int(seconds)):
-            self.now += 1
-            out += self.on(Tick())
-        return out
-
-    def joins(self, *ids: str, mib: int = 1024, **changes: Any) -> None:
-        for id in ids:
-            self.on(ForagerHeard(forager(id, mib=mib, **changes)))
-
-    def loads(self, name: str = "m", epoch: int = 1, **ask: Any) -> list[Instruction]:
-        """Ask for a model and let everything go well up to the shards' links."""
-        self.on(LoadAsked(name, LoadModel("file", **ask)))
-        described = self.on(Described(f"{name}-1", epoch, "a", self.facts))
-        return self.fetched(f"{name}-1", epoch, described)
-
-    def fetched(self, replica: str, epoch: int, asks: list[Instruction]) -> list[Instruction]:
-        """Answer every `Describe`; returns the loads that follow."""
-        out = [one for one in asks if not isinstance(one, Describe)]
-        for ask in asks:
-            if isinstance(ask, Describe):
-                out += self.on(Described(replica, epoch, ask.forager, self.facts))
-        return out
-
-    def becomes_ready(
-        self, loads: list[Instruction], replica: str = "m-1", epoch: int = 1
-    ) -> list[Instruction]:
-        count = len([one for one in loads if isinstance(one, SendLoad)])
-        self.told(*(bound(replica, epoch, i) for i in range(count)))
-        self.told(*(ShardHeard(ShardLoaded(replica, epoch, i, MEMORY, 1.0)) for i in range(count)))
-        self.told(*(ShardHeard(ShardLinked(replica, epoch, i)) for i in range(count)))
-        return self.on(ShardHeard(ReplicaProved(replica, epoch, 0.1)))
-
-    def ready(self, **ask: Any) -> None:
-        self.becomes_ready(self.loads(**ask))
-        assert self.status().state == "ready"
-
-    def status(self, name: str = "m") -> ModelStatus:
-        return next(views.status(m, 0) for m in self.colony.models() if m.name == name)
-
-    def refusal(self, name: str = "m") -> AntfarmError:
-        with pytest.raises(AntfarmError) as caught:
-            self.colony.route(name)
-        return caught.value
-
-
 @pytest.fixture
 def script(facts: ModelFacts) -> Script:
     return Script(facts)
-
-
-def forager(id: str, mib: int = 1024, started: float = 1.0, **changes: Any) -> ForagerFacts:
-    made = ForagerFacts(id, f"host-{id}", "10.0.0.1", 4, 2, mib << 20, ("CPU",), (), "1", 7, started)
-    return msgspec.structs.replace(made, **changes)
-
-
-def bound(replica: str, epoch: int, shard: int) -> ShardBound:
-    return ShardBound(ShardListening(replica, epoch, shard, "10.0.0.1", 9000 + shard, 50 + shard))
-
-
-def kinds(instructions: list[Instruction]) -> list[str]:
-    return [one.kind if isinstance(one, LogOps) else type(one).__name__ for one in instructions]
 
 
 # ---- a load that goes well
@@ -233,7 +146,7 @@ def test_a_loaded_or_loading_model_is_not_loaded_again(script: Script) -> None:
     with pytest.raises(AntfarmError) as caught:
         script.on(LoadAsked("m", LoadModel("file")))
     assert caught.value.reason is Reason.MODEL_LOADING
-    script.becomes_ready(script.fetched("m-1", 1, [Describe("m-1", 1, "a", "file")]))
+    script.becomes_ready(script.fetched([Describe("m-1", 1, "a", "file")]))
     with pytest.raises(AntfarmError) as caught:
         script.on(LoadAsked("m", LoadModel("file")))
     assert caught.value.reason is Reason.MODEL_LOADED
@@ -331,10 +244,6 @@ def test_a_forager_lost_while_describing_is_replaced(script: Script) -> None:
 # ---- losing what runs
 
 
-def statuses(replica: str, epoch: int, shard: int = 0) -> tuple[ShardStatus, ...]:
-    return (ShardStatus(replica, epoch, shard, 5, "linked", 1000, 2000),)
-
-
 def test_a_forager_that_falls_silent(script: Script) -> None:
     script.joins("a", "b")
     script.on(Tick())
@@ -375,7 +284,7 @@ def test_a_load_brings_it_back_under_a_new_epoch(script: Script) -> None:
     script.joins("a", "b")
     script.ready(split=2)
     script.on(ForagerLeft("b"))
-    script.becomes_ready(script.loads(epoch=2), epoch=2)
+    script.becomes_ready(script.loads(epoch=2))
     assert script.colony.route("m").epoch == 2
 
 
@@ -387,7 +296,7 @@ def test_a_new_split_brings_it_back_too(script: Script) -> None:
     assert out[1] == Describe("m-1", 2, "a", "file")
     loads = script.on(Described("m-1", 2, "a", script.facts))
     assert [one.load.options.context for one in loads if isinstance(one, SendLoad)] == [64]
-    script.becomes_ready(loads, epoch=2)
+    script.becomes_ready(loads)
     assert script.colony.route("m") == Route("m", "m-1", 2, "a")
 
 
@@ -460,7 +369,7 @@ def test_a_new_split_beside_the_old_one(script: Script) -> None:
     sent = [one.load for one in loads if isinstance(one, SendLoad)]
     assert [load.options.context for load in sent] == [64, 64]
     assert script.colony.route("m").epoch == 1
-    ready = script.becomes_ready(loads, epoch=2)
+    ready = script.becomes_ready(loads)
     assert ready[1:] == [Drain("m-1", 1)]
     assert script.colony.route("m").epoch == 2
     assert kinds(script.on(Drained("m-1", 1))) == ["FailTasks", "SendStop"]
@@ -486,7 +395,7 @@ def test_a_new_split_without_room_for_both_waits_for_the_old_one(script: Script)
     assert script.refusal().reason is Reason.MODEL_LOADING
     out = script.on(Drained("m-1", 1))
     assert kinds(out) == ["FailTasks", "SendStop", "Describe"]
-    script.becomes_ready(script.fetched("m-1", 2, out), epoch=2)
+    script.becomes_ready(script.fetched(out))
     assert script.colony.route("m").epoch == 2
 
 

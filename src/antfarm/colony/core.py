@@ -6,12 +6,14 @@ the same way: the replica is stopped everywhere, so that its memory is free, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from antfarm.colony import refusals
+from antfarm.colony import blame, refusals
 from antfarm.colony.events import (
     Describe,
     Described,
@@ -33,16 +35,15 @@ from antfarm.colony.events import (
     Tick,
     UnloadAsked,
 )
-from antfarm.colony.placement import place_model, split_request
-from antfarm.colony.progress import advance, hear
-from antfarm.colony.state import Forager, Key, Limits, Model, Phase, Replica, Shard
+from antfarm.colony.placement import assign, split_request
+from antfarm.colony.progress import advance, gone, hear
+from antfarm.colony.routing import least_loaded
+from antfarm.colony.state import Forager, Key, Limits, Model, Phase, Replica, Seat
 from antfarm.errors import AntfarmError, Reason
-from antfarm.messages import Failure, ForagerFacts, ShardFailed
-from antfarm.split import Placement
+from antfarm.messages import Failure, ForagerFacts, LoadModel, ShardFailed, ShardStats
 from antfarm.types import RunOptions
 
 RETIRED_NAMES = 256  # remembered, to tell a retired model from one that never was
-MISSED_HEARTBEATS = 2  # that do not list a running shard, before it counts as gone
 NAP_S = 2.0  # between two ticks: the queen herself was asleep, and heard nobody
 
 
@@ -81,14 +82,16 @@ class Colony:
         """Every served name, in the order of loading."""
         return list(self._models.values())
 
-    def route(self, name: str) -> Route:
-        """Where a task for this model goes. Raises AntfarmError with the reason why nowhere."""
+    def route(self, name: str, tasks: Mapping[Key, int] = MappingProxyType({})) -> Route:
+        """Where a task for this model goes, while `tasks` are underway on the replicas. Raises AntfarmError
+        with the reason why nowhere."""
         model = self._models.get(name)
-        replica = model.view if model else None
-        if replica is None:
+        if model is None or model.view is None:
             raise refusals.unknown(name, sorted(self._models), retired=name in self._retired)
-        if replica.phase is not Phase.READY:
-            raise refusals.not_ready(replica)
+        ready = model.ready()
+        if not ready:
+            raise refusals.not_ready(model.view)
+        replica = least_loaded(ready, tasks)
         return Route(name, replica.name, replica.epoch, replica.shards[0].forager)
 
     # ---- events
@@ -119,19 +122,14 @@ class Colony:
         split_request(ask)  # refuses nonsense
         model = self._models.get(name)
         refusals.check_load(ask, name, model, sorted(self._models), bool(self._foragers))
-        if ask.reshard and model and (old := model.view):
-            options = old.ask.options if ask.options == RunOptions() else ask.options
-            ask = msgspec.structs.replace(ask, model=old.ask.model, options=options)
-        self._epoch += 1
-        deadline = now + self._limits.fetch
-        replica = Replica(name, self._epoch, ask, Phase.DESCRIBING, now, deadline, f"{name}-1")
-        model = self._models.setdefault(name, Model(name))
-        if model.current and model.current.phase is not Phase.READY:
-            model.current = None
-        model.attempt = replica
-        self._replicas[replica.key] = replica
+        if ask.reshard and model:
+            return self._reshard(model, ask, now)
+        seats = tuple(Seat(f"{name}-{number + 1}") for number in range(ask.replicas))
+        model = self._models[name] = Model(name, seats)
         self._retired.pop(name, None)
-        return [LogOps("model-loading", name, f"{ask.model} was asked for"), self._describe(replica)]
+        self._epoch += 1
+        first, *_ = [self._attempt(model, seat, ask, now) for seat in seats]
+        return [LogOps("model-loading", name, f"{ask.model} was asked for"), self._describe(first)]
 
     def _unload_asked(self, event: UnloadAsked, now: float) -> list[Instruction]:
         model = self._models.get(event.model)
@@ -151,8 +149,7 @@ class Colony:
         if replica is None:
             return []
         if replica.phase is Phase.DESCRIBING:
-            replica.facts = event.facts
-            return self._place(replica, event.forager, now)
+            return self._place(self._undescribed(replica), event, now)
         assert replica.facts
         if event.facts.fingerprint != replica.facts.fingerprint:
             return self._fail(replica, refusals.mismatch(replica, event.forager, event.facts), now)
@@ -164,10 +161,11 @@ class Colony:
         replica = self._replicas.get((event.replica, event.epoch))
         if replica is None:
             return []
-        untried = set(self._foragers) - replica.tried
-        if replica.phase is Phase.DESCRIBING and untried and event.failure.reason in _NOT_HERE:
+        if replica.phase is not Phase.DESCRIBING:
+            return self._fail(replica, event.failure, now)
+        if set(self._foragers) - replica.tried and event.failure.reason in _NOT_HERE:
             return [self._describe(replica)]
-        return self._fail(replica, event.failure, now)
+        return self._fail_all(self._undescribed(replica), event.failure, now)
 
     def _shard_bound(self, event: ShardBound, now: float) -> list[Instruction]:
         bound = event.listening
@@ -185,15 +183,33 @@ class Colony:
 
     def _shard_heard(self, event: ShardHeard, now: float) -> list[Instruction]:
         told = event.event
-        replica = self._replicas.get((told.replica, told.epoch))
-        if replica is None:
-            return []
         if isinstance(told, ShardFailed):
-            shard = told.shard if told.lost_peer is None else told.lost_peer
-            return self._fail(replica, told.failure, now, shard=shard)
+            return self._shard_failed(told, now)
+        replica = self._replicas.get((told.replica, told.epoch))
+        if replica is None or isinstance(told, ShardStats):
+            return []
         hear(replica, told, self._limits, now)
         out = advance(replica, self._limits, now)
-        return out + self._promote(replica) if replica.phase is Phase.READY else out
+        return out + self._promote(replica, now) if replica.phase is Phase.READY else out
+
+    def _shard_failed(self, told: ShardFailed, now: float) -> list[Instruction]:
+        replica = self._replicas.get((told.replica, told.epoch))
+        if replica is None:
+            return self._blame_anew(told)
+        replica.blame = blame.accused(told)
+        shard = told.shard if told.lost_peer is None else told.lost_peer
+        return self._fail(replica, told.failure, now, shard=shard)
+
+    def _blame_anew(self, told: ShardFailed) -> list[Instruction]:
+        """A report of a replica that has ended already may name the shard that was at fault."""
+        ended = [replica for model in self._models.values() for replica in model.replicas()]
+        replica = next((one for one in ended if one.key == (told.replica, told.epoch)), None)
+        found = blame.learn(replica, told) if replica else None
+        if replica is None or found is None:
+            return []
+        replica.failure = refusals.ending(replica, found, told.failure)
+        text = f"it was {replica.title(found)}: {told.failure.message}"
+        return [LogOps("cause-found", replica.model, text, replica.failure.reason)]
 
     def _drained(self, event: Drained, now: float) -> list[Instruction]:
         replica = self._replicas.get((event.replica, event.epoch))
@@ -232,21 +248,14 @@ class Colony:
     def _reconcile(self, facts: ForagerFacts, now: float) -> list[Instruction]:
         """Hold a heartbeat's list of shards against ours: what an event that was lost would have told."""
         out: list[Instruction] = []
-        listed = {(s.replica, s.epoch, s.shard): s for s in facts.shards}
         for status in facts.shards:
             self._epoch = max(self._epoch, status.epoch)
             replica = self._replicas.get((status.replica, status.epoch))
             if replica is None or facts.id not in replica.foragers():
                 out.append(SendStop(facts.id, status.replica, status.epoch))
         for replica in list(self._replicas.values()):
-            for index, shard in enumerate(replica.shards):
-                if shard.forager != facts.id:
-                    continue
-                found = listed.get((*replica.key, index))
-                shard.resident = found.resident if found else 0
-                shard.missed = shard.missed + 1 if shard.loaded and not found else 0
-                if shard.missed >= MISSED_HEARTBEATS:
-                    out += self._fail(replica, refusals.vanished(facts.id), now, shard=index)
+            for index in gone(replica, facts):
+                out += self._fail(replica, refusals.vanished(facts.id), now, shard=index)
         return out
 
     # ---- replicas
@@ -257,40 +266,59 @@ class Colony:
         replica.tried.add(forager)
         return Describe(*replica.key, forager, replica.ask.model)
 
-    def _place(self, replica: Replica, described_by: str, now: float) -> list[Instruction]:
-        """Plan it beside everything that runs; else in place of the replica that it replaces."""
-        current = self._models[replica.model].current
+    def _attempt(self, model: Model, seat: Seat, ask: LoadModel, now: float) -> Replica:
+        """A new replica for the seat, beside the one that serves there, if any does."""
+        deadline = now + self._limits.fetch
+        replica = Replica(model.name, seat, self._epoch, ask, Phase.DESCRIBING, now, deadline)
+        if seat.current and seat.current.phase is not Phase.READY:
+            seat.current = None
+        seat.attempt = replica
+        self._replicas[replica.key] = replica
+        return replica
+
+    def _reshard(self, model: Model, ask: LoadModel, now: float) -> list[Instruction]:
+        """A new split for one replica after the other, the lost ones first, so that the others serve."""
+        old = model.view
+        assert old
+        options = old.ask.options if ask.options == RunOptions() else ask.options
+        model.reshard = msgspec.structs.replace(
+            ask, model=old.ask.model, options=options, replicas=len(model.seats)
+        )
+        model.unsplit = deque(sorted(model.seats, key=lambda seat: seat.current in model.ready()))
+        return self._reshard_next(model, now)
+
+    def _reshard_next(self, model: Model, now: float) -> list[Instruction]:
+        if not model.unsplit or model.reshard is None:
+            return []
+        self._epoch += 1
+        replica = self._attempt(model, model.unsplit.popleft(), model.reshard, now)
+        text = f"{replica.ask.model} was asked for"
+        return [LogOps("model-loading", model.name, text), self._describe(replica)]
+
+    def _undescribed(self, first: Replica) -> list[Replica]:
+        """The replicas that were asked for at once, while nobody has described the model."""
+        together = (r for r in self._replicas.values() if (r.model, r.epoch) == (first.model, first.epoch))
+        return [replica for replica in together if replica.phase is Phase.DESCRIBING]
+
+    def _place(self, replicas: Sequence[Replica], described: Described, now: float) -> list[Instruction]:
+        """Plan them beside everything that runs; else one in place of the replica that it replaces."""
+        for replica in replicas:
+            replica.facts = described.facts
+        current = replicas[0].seat.current
         try:
-            placement = self._find_place(replica)
+            assign(replicas, self._replicas.values(), self.foragers(), described.forager)
         except AntfarmError as error:
             if current is None or error.reason is not Reason.NO_CAPACITY:
-                return self._fail(replica, Failure.of(error), now)
+                return self._fail_all(replicas, Failure.of(error), now)
+            others = [one for one in self._replicas.values() if one is not current]
             try:
-                placement = self._find_place(replica, without=current)
+                assign(replicas, others, self.foragers(), described.forager)
             except AntfarmError as refused:
-                return self._fail(replica, Failure.of(refused), now)
-            self._assign(replica, placement, described_by)
-            replica.phase = Phase.WAITING
+                return self._fail_all(replicas, Failure.of(refused), now)
+            replicas[0].phase = Phase.WAITING
             current.phase = Phase.DRAINING
             return [Drain(*current.key)]
-        self._assign(replica, placement, described_by)
-        return self._fetch(replica, now)
-
-    def _find_place(self, replica: Replica, without: Replica | None = None) -> Placement:
-        assert replica.facts
-        taken: dict[str, list[int]] = {}
-        for other in self._replicas.values():
-            if other not in (replica, without):
-                for shard in other.shards:
-                    taken.setdefault(shard.forager, []).append(shard.planned)
-        return place_model(replica.facts, replica.ask, self.foragers(), taken)
-
-    def _assign(self, replica: Replica, placement: Placement, described_by: str) -> None:
-        replica.placement = placement
-        replica.shards = tuple(
-            Shard(forager, memory.total, described=forager == described_by)
-            for forager, memory in zip(placement.hosts, placement.plan.memory, strict=True)
-        )
+        return [one for replica in replicas for one in self._fetch(replica, now)]
 
     def _fetch(self, replica: Replica, now: float) -> list[Instruction]:
         """Have every planned forager that did not describe the model do so: it fetches the file, and
@@ -304,25 +332,24 @@ class Colony:
         ]
         return asks or advance(replica, self._limits, now)
 
-    def _promote(self, replica: Replica) -> list[Instruction]:
+    def _promote(self, replica: Replica, now: float) -> list[Instruction]:
         """A replica that has just become ready serves from now on."""
-        model = self._models[replica.model]
-        if model.current is replica:
+        seat = replica.seat
+        if seat.current is replica:
             return []
-        old, model.current, model.attempt = model.current, replica, None
-        if old is None or old.phase is not Phase.READY:
-            return []
-        old.phase = Phase.DRAINING
-        return [Drain(*old.key)]
+        old, seat.current, seat.attempt = seat.current, replica, None
+        out: list[Instruction] = []
+        if old and old.phase is Phase.READY:
+            old.phase = Phase.DRAINING
+            out.append(Drain(*old.key))
+        return out + self._reshard_next(self._models[replica.model], now)
 
     def _resume(self, drained: Replica, now: float) -> list[Instruction]:
         """The replica that waited for this one's memory goes on."""
-        model = self._models.get(drained.model)
-        if model is None:
-            return []
-        if model.current is drained:
-            model.current = None
-        waiting = model.attempt
+        seat = drained.seat
+        if seat.current is drained:
+            seat.current = None
+        waiting = seat.attempt
         return self._fetch(waiting, now) if waiting and waiting.phase is Phase.WAITING else []
 
     def _stop(self, replica: Replica, failure: Failure) -> list[Instruction]:
@@ -341,12 +368,19 @@ class Colony:
         was_ready = replica.serving
         if shard is not None and shard >= len(replica.shards):
             shard = None
-        replica.failure = refusals.missing(replica, shard, failure) if was_ready else failure
+        replica.failure = refusals.ending(replica, shard, failure)
         out = self._stop(replica, refusals.broken(replica, shard, failure) if was_ready else failure)
         if draining:
             return out + self._resume(replica, now)
         kind = "shard-missing" if was_ready else "model-failed"
-        return [*out, LogOps(kind, replica.model, replica.failure.message, replica.failure.reason)]
+        model = self._models[replica.model]
+        if not was_ready:
+            model.unsplit.clear()
+        text = refusals.told(replica, len(model.ready()))
+        return [*out, LogOps(kind, replica.model, text, replica.failure.reason)]
+
+    def _fail_all(self, replicas: Sequence[Replica], failure: Failure, now: float) -> list[Instruction]:
+        return [one for replica in replicas for one in self._fail(replica, failure, now)]
 
 
 _NOT_HERE = (Reason.MODEL_UNKNOWN, Reason.FORAGER_LOST)

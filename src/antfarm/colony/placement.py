@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from antfarm.errors import PlanError, Reason, RequestError
+from antfarm.colony.state import Replica, Shard
+from antfarm.errors import AntfarmError, PlanError, Reason, RequestError
 from antfarm.messages import ForagerFacts, LoadModel
 from antfarm.split import MODES, HostShare, Placement, SplitRequest, place
 from antfarm.types import ModelFacts
+
+
+def assign(
+    replicas: Sequence[Replica],
+    running: Collection[Replica],
+    foragers: Sequence[ForagerFacts],
+    described_by: str,
+) -> None:
+    """Give each of `replicas`, whose facts are known, a plan and shards beside those `running`; or none of
+    them. Raises as `place_model` does."""
+    try:
+        for replica in replicas:
+            placement = replica.placement = _beside(replica, running, foragers)
+            replica.shards = tuple(
+                Shard(forager, memory.total, described=forager == described_by)
+                for forager, memory in zip(placement.hosts, placement.plan.memory, strict=True)
+            )
+    except AntfarmError:
+        for replica in replicas:
+            replica.placement, replica.shards = None, ()
+        raise
+
+
+def _beside(replica: Replica, running: Collection[Replica], foragers: Sequence[ForagerFacts]) -> Placement:
+    """A forager takes one replica of a model only, so that no more than one is lost with it."""
+    assert replica.facts
+    taken: dict[str, list[int]] = {}
+    apart: set[str] = set()
+    for other in running:
+        if other is replica:
+            continue
+        for shard in other.shards:
+            taken.setdefault(shard.forager, []).append(shard.planned)
+        if other.model == replica.model and other.seat is not replica.seat:
+            apart.update(other.foragers())
+    return place_model(replica.facts, replica.ask, foragers, taken, apart)
 
 
 def place_model(
@@ -15,11 +52,13 @@ def place_model(
     ask: LoadModel,
     foragers: Sequence[ForagerFacts],
     taken: Mapping[str, Sequence[int]],
+    apart: Collection[str] = (),
 ) -> Placement:
     """A plan over live foragers, each with one shard of it at most.
 
-    `taken` is the planned bytes of each shard that a forager runs, by forager id. Raises PlanError
-    `no-capacity` or `split-impossible`.
+    `taken` is the planned bytes of each shard that a forager runs, by forager id; `apart` are foragers that
+    hold other replicas of this model, and take none of it. Raises PlanError `no-capacity` or
+    `split-impossible`.
     """
     able = [one for one in foragers if ask.options.backend in one.backends]
     if foragers and not able:
@@ -37,8 +76,16 @@ def place_model(
             len(taken.get(one.id, ())),
         )
         for one in able
+        if one.id not in apart
     ]
-    return place(facts, hosts, split_request(ask), ask.options)
+    try:
+        return place(facts, hosts, split_request(ask), ask.options)
+    except PlanError as error:
+        if apart:
+            error.message += (
+                f"; {', '.join(sorted(apart))} hold other replicas, and each takes its own foragers"
+            )
+        raise
 
 
 def split_request(ask: LoadModel) -> SplitRequest:

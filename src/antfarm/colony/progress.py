@@ -1,4 +1,5 @@
-"""How a replica gets ready: what its shards report, and the table of what it takes to move on."""
+"""How a replica gets ready: what its shards report, and the table of what it takes to move on. And how it
+is seen that a shard of it is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import msgspec
 
 from antfarm.colony.events import Instruction, LogOps, SendLink, SendLoad
 from antfarm.colony.state import Limits, Phase, Replica
-from antfarm.messages import ReplicaProved, ShardLinked, ShardLoaded, ShardProgress
+from antfarm.messages import ForagerFacts, ReplicaProved, ShardLinked, ShardLoaded, ShardProgress
+
+MISSED_HEARTBEATS = 2  # that do not list a running shard, before it counts as gone
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -87,3 +90,14 @@ def hear(
         shard.loaded, shard.done = True, 1.0
     else:
         shard.linked = True
+
+
+def gone(replica: Replica, facts: ForagerFacts) -> list[int]:
+    """Hold a heartbeat against the replica's shards on that forager: which of them are no more?"""
+    listed = {(s.replica, s.epoch, s.shard): s for s in facts.shards}
+    for index, shard in enumerate(replica.shards):
+        if shard.forager == facts.id:
+            found = listed.get((*replica.key, index))
+            shard.resident = found.resident if found else 0
+            shard.missed = shard.missed + 1 if shard.loaded and not found else 0
+    return [index for index, shard in enumerate(replica.shards) if shard.missed >= MISSED_HEARTBEATS]

@@ -27,6 +27,12 @@ def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[s
             f"{name!r} can't name a model",
             hint="use up to 64 letters, digits, '.', '_', ':' and '-', beginning with a letter or digit",
         )
+    if ask.replicas < 1 or (ask.reshard and ask.replicas > 1):
+        raise RequestError(
+            Reason.INVALID_REQUEST,
+            "a new split keeps the number of replicas" if ask.reshard else "a model has at least one replica",
+            hint=f"`antc unload {name}`, then `antc load` with --replicas, changes it",
+        )
     if ask.reshard and model is None:
         raise unknown(name, known, retired=False)
     for replica in model.replicas() if model else ():
@@ -77,15 +83,26 @@ def not_ready(replica: Replica) -> AntfarmError:
     )
 
 
-def missing(replica: Replica, shard: int | None, cause: Failure) -> Failure:
-    """What a request for this model hears from now on."""
+def ending(replica: Replica, shard: int | None, cause: Failure) -> Failure:
+    """Why a replica is no more: what a request hears from now on, where no other replica serves."""
+    if replica.ready is None:
+        return cause
     which = replica.title(shard) if shard is not None else "a shard"
     return Failure(
         Reason.SHARD_MISSING,
-        f"{replica.model} misses {which}: {cause.message}",
+        f"{replica.name if replica.ask.replicas > 1 else replica.model} misses {which}: {cause.message}",
         f"`antc shard {replica.model}` brings it back on the foragers that are there",
         {"shard": -1 if shard is None else shard, "cause": cause.reason},
     )
+
+
+def told(replica: Replica, ready: int) -> str:
+    """For the ops log, when `ready` replicas of the model serve."""
+    assert replica.failure
+    if replica.ask.replicas == 1:
+        return replica.failure.message
+    name = "" if replica.ready is not None else f"{replica.name}: "
+    return f"{name}{replica.failure.message}; {ready} of {replica.ask.replicas} replicas serve"
 
 
 def broken(replica: Replica, shard: int | None, cause: Failure) -> Failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -75,16 +76,24 @@ class Shard:
 
 
 @dataclass(eq=False)
+class Blame:
+    """Which shard is at fault, by what its peers say: each names the one that it lost."""
+
+    shard: int
+    lost: dict[int, int] = field(default_factory=dict)  # who lost whom
+
+
+@dataclass(eq=False)
 class Replica:
     """One loading of a model: a plan, its shards, and how far they are."""
 
     model: str
+    seat: Seat
     epoch: int
     ask: LoadModel
     phase: Phase
     asked: float
     deadline: float
-    name: str
     facts: ModelFacts | None = None
     placement: Placement | None = None
     shards: tuple[Shard, ...] = ()
@@ -92,6 +101,11 @@ class Replica:
     proved: bool = False
     ready: float | None = None  # when it became so
     failure: Failure | None = None
+    blame: Blame | None = None  # since a peer's word ended it
+
+    @property
+    def name(self) -> str:
+        return self.seat.name
 
     @property
     def key(self) -> Key:
@@ -129,22 +143,50 @@ class Replica:
 
 
 @dataclass(eq=False)
-class Model:
-    """A served name. `attempt` is a replica on its way: the first one, or a new split beside the current."""
+class Seat:
+    """A place among a model's replicas, which several hold one after the other. `attempt` is on its way
+    there: the first one, or a new split beside the current."""
 
-    name: str
+    name: str  # of every replica here; epochs tell them apart
     current: Replica | None = None
     attempt: Replica | None = None
 
     @property
     def view(self) -> Replica | None:
-        """The replica that says how the model is: the one that serves, else the one that may."""
+        """The replica that says how the seat is: the one that serves, else the one that may."""
         if self.current and self.current.phase is Phase.READY:
             return self.current
         return self.attempt or self.current
 
     def replicas(self) -> list[Replica]:
         return [replica for replica in (self.attempt, self.current) if replica]
+
+
+@dataclass(eq=False)
+class Model:
+    """A served name. `unsplit` are the seats whose turn for the new split of `reshard` is yet to come."""
+
+    name: str
+    seats: tuple[Seat, ...]
+    reshard: LoadModel | None = None
+    unsplit: deque[Seat] = field(default_factory=deque)
+
+    @property
+    def view(self) -> Replica | None:
+        """The replica that says how the model is: one that serves, else one that may, else a lost one."""
+        return min((seat.view for seat in self.seats if seat.view), key=_hope, default=None)
+
+    def ready(self) -> list[Replica]:
+        """The replicas that take tasks."""
+        return [s.current for s in self.seats if s.current and s.current.phase is Phase.READY]
+
+    def replicas(self) -> list[Replica]:
+        """Of each seat the new split, on its way or failed to get there, and the replica that serves."""
+        return [replica for seat in self.seats for replica in seat.replicas()]
+
+
+def _hope(replica: Replica) -> int:
+    return {Phase.READY: 0, Phase.ENDED: 2}.get(replica.phase, 1)
 
 
 def state_of(replica: Replica) -> str:
