@@ -182,7 +182,7 @@ class ReplicaProved(Message, frozen=True, tag="replica-proved"):
 
 
 class LeadStats(msgspec.Struct, frozen=True):
-    """What the lead counts of its tasks. The first five are as of now, the others have grown since the start."""
+    """What the lead counts of its tasks. The first five are as of now, the others since it was linked."""
 
     waiting: int  # tasks without a slot
     running: int  # tasks with one
@@ -426,6 +426,42 @@ class ModelStatus(Message, frozen=True, tag="model-status"):
 
 class ModelList(Message, frozen=True, tag="model-list"):
     models: tuple[ModelStatus, ...]
+
+
+class ListStats(Message, frozen=True, tag="list-stats"):
+    """Reply: `ColonyStats`."""
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """How many values were at most `bounds[i]` and above the bound before it; the last count has no bound."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]  # one more than bounds
+    sum: float  # of the values
+
+
+class ModelStats(msgspec.Struct, frozen=True):
+    """What the queen has counted of a model's tasks since she began. `state`: as in `ModelStatus`."""
+
+    model: str
+    state: str
+    underway: int  # tasks that have not ended
+    outcomes: dict[str, int]  # of those that have: "stop", "length", "cancelled", or a failure's reason
+    prompt_tokens: int  # of accepted tasks
+    cached_tokens: int  # of these, not read anew; of finished tasks
+    tokens: int  # of answers
+    first_token: Histogram  # seconds from a task's arrival
+    next_token: Histogram  # seconds a token, from the first to the last; one value a finished task
+
+
+class ColonyStats(Message, frozen=True, tag="colony-stats"):
+    """Everything that is counted. Rates are differences of two, over the difference of their `time`."""
+
+    time: float  # seconds on the queen's clock
+    foragers: int  # alive
+    models: tuple[ModelStats, ...]
+    replicas: tuple[ModelStatus, ...]
+    shards: tuple[ShardStats, ...]  # the last ones, of those replicas
 
 
 # ---- the ops log

@@ -32,8 +32,8 @@ class ForagerProcess:
         return cls(process)
 
     def shards(self) -> list[psutil.Process]:
-        """Its shard processes."""
-        return [p for p in psutil.Process(self.pid).children() if "antfarm.shard" in p.cmdline()]
+        """Its shard processes, but for those that have ended and are not yet waited for."""
+        return [p for p in psutil.Process(self.pid).children() if _is_shard(p)]
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -51,6 +51,13 @@ class ForagerProcess:
                 self._process.kill()
                 await self._process.wait()
                 raise
+
+
+def _is_shard(process: psutil.Process) -> bool:
+    try:
+        return "antfarm.shard" in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 async def main(home: Path, url: str, name: str, mib: int) -> None:

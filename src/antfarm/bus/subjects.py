@@ -5,9 +5,11 @@ from __future__ import annotations
 from antfarm.bus.subject import RequestSubject, Subject
 from antfarm.errors import Reason
 from antfarm.messages import (
+    ColonyStats,
     DescribeModel,
     Done,
     ListModels,
+    ListStats,
     LoadModel,
     ModelDescribed,
     ModelList,
@@ -36,6 +38,10 @@ QUEEN_UNLOAD: RequestSubject[UnloadModel, Done] = RequestSubject(
 )
 QUEEN_MODELS: RequestSubject[ListModels, ModelList] = RequestSubject(
     f"{PREFIX}.queen.models", ListModels, ModelList, absent=Reason.COLONY_DOWN
+)
+
+QUEEN_STATS: RequestSubject[ListStats, ColonyStats] = RequestSubject(
+    f"{PREFIX}.queen.stats", ListStats, ColonyStats, absent=Reason.COLONY_DOWN
 )
 
 # queen -> forager

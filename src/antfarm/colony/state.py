@@ -174,7 +174,11 @@ class Model:
     @property
     def view(self) -> Replica | None:
         """The replica that says how the model is: one that serves, else one that may, else a lost one."""
-        return min((seat.view for seat in self.seats if seat.view), key=_hope, default=None)
+        return min(self.seated(), key=_hope, default=None)
+
+    def seated(self) -> list[Replica]:
+        """One replica of each seat: the one that says how it is."""
+        return [seat.view for seat in self.seats if seat.view]
 
     def ready(self) -> list[Replica]:
         """The replicas that take tasks."""

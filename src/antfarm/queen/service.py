@@ -13,7 +13,7 @@ from typing import Self
 
 from antfarm.bus import Bus, EmbeddedServer, Lease, OpsLog, Registry, Subscription
 from antfarm.bus.registry import Change
-from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD, SHARD_EVENTS
+from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_STATS, QUEEN_UNLOAD, SHARD_EVENTS
 from antfarm.colony import views
 from antfarm.colony.core import Colony
 from antfarm.colony.events import (
@@ -22,6 +22,7 @@ from antfarm.colony.events import (
     ForagerLeft,
     LoadAsked,
     LogOps,
+    Route,
     ShardHeard,
     Tick,
     UnloadAsked,
@@ -30,19 +31,23 @@ from antfarm.colony.state import Limits
 from antfarm.config import HEARTBEAT_S, LINK_S, LOAD_S, LOST_AFTER_S, STEP_S
 from antfarm.errors import BusError, Reason
 from antfarm.messages import (
+    ColonyStats,
     Done,
     ForagerFacts,
     ListModels,
+    ListStats,
     LoadModel,
     ModelList,
     ModelStatus,
     ShardEvent,
+    ShardStats,
     TaskEvent,
     UnloadModel,
 )
 from antfarm.model.catalog import default_name
 from antfarm.queen.performer import FETCH_S, Performer
 from antfarm.queen.settings import QueenSettings
+from antfarm.queen.stats import Stats
 from antfarm.queen.tasks import TaskRequest, Tasks
 
 log = logging.getLogger(__name__)
@@ -62,7 +67,8 @@ class Queen:
         self._server = server
         self._bus = bus
         self._colony = Colony(LIMITS)
-        self.tasks = Tasks(bus, self._colony.route)
+        self.tasks = Tasks(bus, self._route)
+        self._stats = Stats()
         self._performer = Performer(bus, ops, self.tasks, self._happened)
         self._lease: Lease | None = None
         self._jobs: list[asyncio.Task[None]] = []
@@ -104,13 +110,24 @@ class Queen:
         return [views.status(model, self._epoch_offset) for model in self._colony.models()]
 
     def replicas(self) -> list[ModelStatus]:
-        """As `status`, and first of each model the new split that is on its way, or failed to get there."""
+        """All replicas; before each the new split that is on its way, or failed to get there."""
         found = [replica for model in self._colony.models() for replica in model.replicas()]
         return [views.replica_status(replica, self._epoch_offset) for replica in found]
 
     def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
-        """`tasks.run`."""
-        return self.tasks.run(request)
+        """`tasks.run`, counted. What names no loaded model is refused uncounted."""
+        events = self.tasks.run(request)
+        loaded = any(model.name == request.model for model in self._colony.models())
+        return self._stats.observed(request.model, events) if loaded else events
+
+    def stats(self) -> ColonyStats:
+        """Everything that is counted, as of now."""
+        seated = [replica for model in self._colony.models() for replica in model.seated()]
+        return self._stats.report(
+            len(self._colony.foragers()),
+            {status.model: status.state for status in self.status()},
+            [views.replica_status(replica, self._epoch_offset) for replica in seated],
+        )
 
     async def load(self, ask: LoadModel) -> ModelStatus:
         """Begin to load a model, or to change its split. Raises AntfarmError when that can't begin."""
@@ -155,6 +172,9 @@ class Queen:
         if self._server:
             await self._server.close()
 
+    def _route(self, model: str) -> Route:
+        return self._colony.route(model, self.tasks.underway())
+
     # ---- events
 
     def _happened(self, event: Event) -> list[asyncio.Task[None]]:
@@ -171,6 +191,7 @@ class Queen:
         await self._bus.serve(QUEEN_LOAD, self.load)
         await self._bus.serve(QUEEN_UNLOAD, self._unload)
         await self._bus.serve(QUEEN_MODELS, self._models)
+        await self._bus.serve(QUEEN_STATS, self._list_stats)
         jobs = [self._lease.keep(), self._hear_foragers(changes), self._hear_shards(shards), self._tick()]
         if self._server:
             jobs.append(self._keep_server(self._server))
@@ -184,7 +205,10 @@ class Queen:
 
     async def _hear_shards(self, events: Subscription[ShardEvent]) -> None:
         async for event in events:
-            self._happened(ShardHeard(event))
+            if isinstance(event, ShardStats):
+                self._stats.hear(event)
+            else:
+                self._happened(ShardHeard(event))
 
     async def _tick(self) -> None:
         while True:
@@ -208,6 +232,9 @@ class Queen:
 
     async def _models(self, request: ListModels) -> ModelList:
         return ModelList(tuple(self.replicas()))
+
+    async def _list_stats(self, request: ListStats) -> ColonyStats:
+        return self.stats()
 
 
 async def _start_server(settings: QueenSettings, port: int) -> EmbeddedServer:

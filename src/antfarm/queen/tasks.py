@@ -148,6 +148,10 @@ class Tasks:
         finally:
             self._close(task)
 
+    def underway(self) -> dict[tuple[str, int], int]:
+        """How many tasks each replica has, by its name and epoch."""
+        return {key: len(lead.tasks) for key, lead in self._leads.items()}
+
     def fail(self, replica: str, epoch: int, failure: Failure) -> None:
         """End all tasks of a replica that is no more."""
         lead = self._leads.get((replica, epoch))
@@ -190,6 +194,7 @@ class Tasks:
             text=request.text,
             tokens=request.tokens,
             wanted=request.wanted,
+            deadline=request.deadline or 0.0,
         )
         await self._bus.request(FORAGER_ASSIGN.of(route.forager), message)
 
