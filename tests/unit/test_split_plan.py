@@ -1,7 +1,9 @@
 """Plans cover a model exactly once, keep quantization blocks whole, and fit."""
 
 from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -261,6 +263,30 @@ def test_slots_are_as_many_as_fit_up_to_the_default() -> None:
 def test_slots_that_were_asked_for_are_kept() -> None:
     with pytest.raises(PlanError, match="16 contexts of 512 needs"):
         plan(LLAMA_1B, hosts(750), SplitRequest(1), RunOptions(slots=16))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"context": -1},
+        {"slots": -1},
+        {"chunk": 0},
+        {"queue": -1},
+        {"prefill_share": 0.0},
+        {"kv_type": "q4_k"},
+    ],
+)
+def test_options_that_no_shard_can_run_with_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(PlanError) as failure:
+        plan(LLAMA_1B, hosts(4000), SplitRequest(1), RunOptions(**wrong))
+    assert failure.value.reason == Reason.BAD_SETTING
+    assert failure.value.numbers == {"option": next(iter(wrong))}
+
+
+def test_a_cache_type_must_hold_a_head() -> None:
+    narrow = msgspec.structs.replace(LLAMA_1B, head_dim=80)
+    with pytest.raises(PlanError, match="one of f16, f32 for this model"):
+        plan(narrow, hosts(4000), SplitRequest(1), RunOptions(kv_type="q8_0"))
 
 
 def test_a_q8_cache_takes_about_half() -> None:

@@ -12,9 +12,12 @@ from antfarm.cli.options import (
     ApiKey,
     ApiPort,
     BusPort,
+    Context,
+    KvType,
     Listen,
     Memory,
     Mode,
+    Slots,
     Split,
     absolute_ref,
     parse_size,
@@ -38,6 +41,9 @@ def up(
     ] = "",
     split: Split = 0,
     mode: Mode = "auto",
+    context_length: Context = 0,
+    slots: Slots = 0,
+    kv_type: KvType = "f16",
     memory: Memory = "",
     listen: Listen = "127.0.0.1",
     api_port: ApiPort = API_PORT,
@@ -51,6 +57,7 @@ def up(
     from antfarm.cli.joining import hide_key, join_line
     from antfarm.client import launch
     from antfarm.messages import LoadModel
+    from antfarm.types import RunOptions
 
     home = home_of(context)
     hide_key(home, api_key)
@@ -62,7 +69,8 @@ def up(
         if model:
             ref = absolute_ref(model)
             pull_and_show(home, ref)
-            wanted = LoadModel(ref, split=split, mode=mode)
+            run = RunOptions(context=context_length, slots=slots, kv_type=kv_type)
+            wanted = LoadModel(ref, split=split, mode=mode, options=run)
             with_control(home, lambda control: load_and_watch(control, wanted))
     except BaseException:
         note("taking the colony down again")

@@ -10,11 +10,14 @@ import msgspec
 import typer
 
 from antfarm.cli.options import (
+    Context,
     Json,
+    KvType,
     Mode,
     Name,
     Ref,
     Shares,
+    Slots,
     Split,
     Stages,
     absolute_ref,
@@ -99,13 +102,10 @@ def load(
     mode: Mode = "auto",
     stages: Stages = 0,
     shares: Shares = "",
-    context_length: Annotated[
-        int,
-        typer.Option(
-            "--context", metavar="N", min=0, show_default=False, help="Tokens a slot.  [default: its own]"
-        ),
-    ] = 0,
-    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Sequences held in memory at once.")] = 1,
+    context_length: Context = 0,
+    slots: Slots = 0,
+    kv_type: KvType = "f16",
+    queue: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks that may wait for a slot.")] = 256,
     wire: Annotated[
         str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")
     ] = "f32",
@@ -125,7 +125,14 @@ def load(
         mode=mode,
         stages=stages,
         shares=parse_shares(shares),
-        options=RunOptions(context=context_length, slots=slots, wire=parse_wire(wire), backend=backend),
+        options=RunOptions(
+            context=context_length,
+            slots=slots,
+            queue=queue,
+            wire=parse_wire(wire),
+            kv_type=kv_type,
+            backend=backend,
+        ),
     )
     with_control(home_of(context), lambda control: load_and_watch(control, wanted))
 

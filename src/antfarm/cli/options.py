@@ -55,6 +55,20 @@ Shares = Annotated[
     str, typer.Option(metavar="2,1,...", show_default=False, help="Relative sizes of the shards.")
 ]
 
+Context = Annotated[
+    int,
+    typer.Option(
+        "--context", metavar="N", min=0, show_default=False, help="Tokens a slot.  [default: the model's own]"
+    ),
+]
+Slots = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=0, show_default=False, help="Answers at once.  [default: 4, or what fits in memory]"
+    ),
+]
+KvType = Annotated[str, typer.Option(metavar="TYPE", help="Of the KV cache: f16, f32 or q8_0.")]
+
 
 def parse_size(text: str) -> int:
     """ "400MiB", "1.5G", "300000000" as bytes; no text is 0. Decimal units are taken as binary ones."""

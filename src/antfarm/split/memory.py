@@ -26,7 +26,7 @@ _GRAPHS_PER_LAYER = 16 * 2 * 20160
 _COMPUTE_BASE = 4 * MIB
 _ALIGNMENT = 32  # of tensors in a ggml buffer
 
-_KV_BYTES = {"f16": (2, 1), "f32": (4, 1), "q8_0": (34, 32)}  # bytes per values
+KV_BYTES = {"f16": (2, 1), "f32": (4, 1), "q8_0": (34, 32)}  # bytes per values
 
 
 class Footprint:
@@ -89,7 +89,7 @@ class Footprint:
 
 def kv_bytes(facts: ModelFacts, layers: Span, heads: int, options: RunOptions) -> int:
     """Keys and values of all slots."""
-    size, values = _KV_BYTES[options.kv_type]
+    size, values = KV_BYTES[options.kv_type]
     return 2 * len(layers) * options.slots * options.context * heads * facts.head_dim * size // values
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace as replaced
 import msgspec
 
 from antfarm.errors import PlanError, Reason
+from antfarm.split import settings
 from antfarm.split.layout import Layout, Units, layouts
 from antfarm.split.memory import MIB, Footprint
 from antfarm.split.planner import Planner
@@ -80,6 +81,7 @@ class _Search:
     """One request, tried on hosts."""
 
     def __init__(self, facts: ModelFacts, request: SplitRequest, options: RunOptions) -> None:
+        settings.check(facts, options)
         self._facts = facts
         self._footprint = Footprint(facts)
         self._request = request
