@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from openai.types import Completion
-from openai.types.chat import ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.scripted import logprob, said
 
 from antfarm.errors import AntfarmError, Reason
@@ -106,3 +106,69 @@ async def test_merged_tasks_do_not_wait_for_each_other_and_end_together() -> Non
                 break
     assert sorted(seen) == [1, 1, 1, 2, 2]
     assert sorted(closed) == ["a", "b", "silent"]
+
+
+# ---- tools
+
+CALLS = (
+    'Sure.\n<tool_call>\n{"name": "add", "arguments": {"a": [1, 2]}}\n</tool_call>\n'
+    '<tool_call>{"name":"go","arguments":{}}'
+)
+
+
+def answering(text: str, size: int = 3, finish: str = "stop") -> list[TaskEvent]:
+    """The events of an answer that may call tools."""
+    texts = [text[at : at + size] for at in range(0, len(text), size)]
+    tokens = [TaskTokens("t", i, 1, piece, (logprob(piece),)) for i, piece in enumerate(texts)]
+    end = TaskFinished("t", len(texts), finish)  # type: ignore[arg-type]
+    return [TaskAccepted("t", 5, tools="hermes"), *tokens, end]
+
+
+def test_calls_stream_as_openai_streams_them() -> None:
+    found = bodies(ChatForm(HEAD, logprobs=False, counts=False), answering(CALLS))
+    for body in found:
+        ChatCompletionChunk.model_validate(body, strict=True, extra="forbid")
+    choices = [body["choices"][0] for body in found]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Sure."
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    first, *more = [call for call in calls if call["index"] == 0]
+    assert set(first) == {"index", "id", "type", "function"}
+    assert first["function"] == {"name": "add", "arguments": ""}
+    assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for call in more)
+    assert "".join(call["function"]["arguments"] for call in more) == '{"a": [1, 2]}'
+    assert len({call["id"] for call in calls if "id" in call}) == 2
+
+
+def test_calls_in_one_body() -> None:
+    tally, form = Tally(0), ChatForm(HEAD, logprobs=True, counts=False)
+    for event in answering(CALLS):
+        tally.add(event)
+    body = form.whole([tally]).model_dump(exclude_unset=True)
+    body.pop("timings")
+    ChatCompletion.model_validate(body, strict=True, extra="forbid")
+    choice = body["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Sure."
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert functions == [{"name": "add", "arguments": '{"a": [1, 2]}'}, {"name": "go", "arguments": "{}"}]
+    assert len(choice["logprobs"]["content"]) == tally.tokens
+
+
+def test_tools_that_are_not_called_leave_a_plain_answer() -> None:
+    found = bodies(ChatForm(HEAD, logprobs=True, counts=False), answering("Plain <tool"))
+    choices = [body["choices"][0] for body in found]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Plain <tool"
+    assert choices[-1]["finish_reason"] == "stop"
+    said = [
+        token["token"] for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]
+    ]
+    assert "".join(said) == "Plain <tool"
+
+
+def test_calls_beyond_what_is_wanted_or_cut_short() -> None:
+    one = bodies(ChatForm(HEAD, logprobs=False, counts=False, most_calls=1), answering(CALLS))
+    assert {c["index"] for b in one for c in b["choices"][0]["delta"].get("tool_calls", ())} == {0}
+    cut = bodies(ChatForm(HEAD, logprobs=False, counts=False), answering(CALLS[:50], finish="length"))
+    assert cut[-1]["choices"][0]["finish_reason"] == "length"
+    assert any(b["choices"][0]["delta"].get("tool_calls") for b in cut)

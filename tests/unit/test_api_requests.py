@@ -9,10 +9,28 @@ import httpx
 import pytest
 from support.scripted import ScriptedQueen, said
 
+from antfarm.messages import ChatMessage, Tool, ToolCall, Wanted
 from antfarm.queen.api import create_app
 
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
 TINY = {"messages": HELLO}
+
+
+def tool(name: str, parameters: Any = None) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def named(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
+
+
+def schema_of(json_schema: Any) -> Any:
+    return {"type": "json_schema", "json_schema": json_schema}
+
+
+ADD = tool("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+ADD_TOOL = Tool("add", "", json.dumps(ADD["function"]["parameters"]))
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
 @pytest.mark.parametrize(
@@ -46,9 +64,51 @@ TINY = {"messages": HELLO}
         ({**TINY, "top_logprobs": 21}, "top_logprobs"),
         ({**TINY, "stream": "yes"}, "stream"),
         ({**TINY, "stream_options": 3}, "stream_options"),
-        ({**TINY, "tools": [{"type": "function"}]}, "tools"),
-        ({**TINY, "logit_bias": {"1": 5}}, "logit_bias"),
-        ({**TINY, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**TINY, "functions": [{"name": "x"}]}, "functions"),
+        ({**TINY, "stop": ["x"] * 1000}, "stop"),
+        ({**TINY, "stop": [5]}, "stop"),
+        ({**TINY, "max_tokens": 10**12}, "max_tokens"),
+        ({**TINY, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({**TINY, "tools": {}}, "tools"),
+        ({**TINY, "tools": [{"type": "function"}]}, "tools[0].function"),
+        ({**TINY, "tools": [{"type": "web", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({**TINY, "tools": [ADD, ADD]}, "tools"),
+        ({**TINY, "tools": [ADD] * 129}, "tools"),
+        ({**TINY, "tools": [tool("no spaces")]}, "tools[0].function.name"),
+        ({**TINY, "tools": [tool("")]}, "tools[0].function.name"),
+        ({**TINY, "tools": [tool("a\n")]}, "tools[0].function.name"),
+        ({**TINY, "tools": [ADD, tool("x" * 65)]}, "tools[1].function.name"),
+        ({**TINY, "tools": [tool("f", [])]}, "tools[0].function.parameters"),
+        ({**TINY, "tools": [tool("f", "{}")]}, "tools[0].function.parameters"),
+        ({**TINY, "tools": [tool("f", {"type": "string"})]}, "tools[0].function.parameters"),
+        ({**TINY, "tools": [ADD], "tool_choice": "perhaps"}, "tool_choice"),
+        ({**TINY, "tools": [ADD], "tool_choice": named("other")}, "tool_choice"),
+        ({**TINY, "tools": [ADD], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({**TINY, "tool_choice": "required"}, "tool_choice"),
+        ({**TINY, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"messages": [{**HELLO[0], "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool"}]}, "messages[0].content"),
+        ({**TINY, "logit_bias": [5]}, "logit_bias"),
+        ({**TINY, "logit_bias": {"x": 5}}, "logit_bias"),
+        ({**TINY, "logit_bias": {"-1": 5}}, "logit_bias"),
+        ({**TINY, "logit_bias": {"9" * 5000: 5}}, "logit_bias"),
+        ({**TINY, "logit_bias": {"1": 101}}, "logit_bias"),
+        ({**TINY, "logit_bias": {"1": float("nan")}}, "logit_bias"),
+        ({**TINY, "logit_bias": {"1": "5"}}, "logit_bias"),
+        ({**TINY, "logit_bias": {"1": True}}, "logit_bias"),
+        ({**TINY, "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({**TINY, "response_format": "json"}, "response_format"),
+        ({**TINY, "response_format": {}}, "response_format.type"),
+        ({**TINY, "response_format": {"type": "xml"}}, "response_format.type"),
+        ({**TINY, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({**TINY, "response_format": schema_of({})}, "response_format.json_schema.schema"),
+        ({**TINY, "response_format": schema_of({"schema": True})}, "response_format.json_schema.schema"),
+        (
+            {**TINY, "response_format": schema_of({"schema": {}, "name": "?"})},
+            "response_format.json_schema.name",
+        ),
         ([], None),
         ("x", None),
     ],
@@ -99,6 +159,44 @@ async def test_harmless_and_unknown_fields_are_tolerated() -> None:
     assert queen.requests[0].sampling.temperature == 1.0
     assert queen.requests[0].sampling.top_k == 0
     assert queen.requests[0].sampling.seed == 2**63 - 1
+
+
+async def test_what_an_answer_must_be_reaches_the_lead() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
+    asks: list[tuple[Any, Wanted]] = [
+        ({"response_format": {"type": "json_object"}}, Wanted(schema='{"type": "object"}')),
+        ({"response_format": schema_of({"schema": schema})}, Wanted(schema=json.dumps(schema))),
+        ({"tools": [ADD]}, Wanted(tools=(ADD_TOOL,))),
+        ({"tools": [ADD], "tool_choice": "none"}, Wanted()),
+        ({"tools": [ADD], "tool_choice": "required"}, Wanted(tools=(ADD_TOOL,), tool_choice="required")),
+        (
+            {"tools": [ADD, tool("rest")], "tool_choice": named("rest"), "parallel_tool_calls": False},
+            Wanted(tools=(ADD_TOOL, Tool("rest")), tool_choice="required", tool="rest", parallel_calls=False),
+        ),
+    ]
+    queen = ScriptedQueen(said("x"))
+    for ask, _ in asks:
+        assert (await post(queen, "/v1/chat/completions", {**TINY, **ask})).status_code == 200
+    assert [request.wanted for request in queen.requests] == [wanted for _, wanted in asks]
+
+
+async def test_a_history_with_calls_reaches_the_lead() -> None:
+    history = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "2"}]},
+    ]
+    queen = ScriptedQueen(said("x"))
+    reply = await post(
+        queen, "/v1/chat/completions", {"messages": history, "logit_bias": {"7": -100, "8": 0.5}}
+    )
+    assert reply.status_code == 200
+    assert queen.requests[0].messages == (
+        ChatMessage("user", "Say hello"),
+        ChatMessage("assistant", "", (ToolCall("c1", "add", '{"a": 1}'),)),
+        ChatMessage("tool", "2", tool_call_id="c1"),
+    )
+    assert queen.requests[0].sampling.logit_bias == {7: -100.0, 8: 0.5}
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,10 @@ def _completions(queen: Source) -> APIRouter:
         model = _model(queen, body.model)
         tasks = chat.tasks(body, model.model)
         form = chat.ChatForm(
-            _head("chatcmpl", model), logprobs=body.alternatives() is not None, counts=body.counts
+            _head("chatcmpl", model),
+            logprobs=body.alternatives() is not None,
+            counts=body.counts,
+            most_calls=None if body.parallel_tool_calls else 1,
         )
         return await _answer(queen, request, body, form, tasks)
 

@@ -8,7 +8,8 @@ from itertools import accumulate
 from antfarm.errors import Reason, RequestError
 from antfarm.messages import TaskTokens, TokenLogprob
 from antfarm.queen.api import response as body
-from antfarm.queen.api.request import MAX_TASKS, Prompt, TextRequest
+from antfarm.queen.api.fields import MAX_TASKS, Prompt
+from antfarm.queen.api.request import TextRequest
 from antfarm.queen.api.tally import Head, Tally, bounded, timings, usage
 from antfarm.queen.tasks import TaskRequest
 
@@ -23,10 +24,10 @@ def tasks(request: TextRequest, model: str) -> list[TaskRequest]:
 
 
 def _task(request: TextRequest, model: str, prompt: Prompt, choice: int) -> TaskRequest:
-    sampling = request.sampling(choice)
+    sampling, wanted = request.sampling(choice), request.wanted()
     if isinstance(prompt, str):
-        return TaskRequest(model=model, sampling=sampling, text=prompt)
-    return TaskRequest(model=model, sampling=sampling, tokens=prompt)
+        return TaskRequest(model=model, sampling=sampling, text=prompt, wanted=wanted)
+    return TaskRequest(model=model, sampling=sampling, tokens=prompt, wanted=wanted)
 
 
 class TextForm:
@@ -40,12 +41,12 @@ class TextForm:
     def opening(self, tally: Tally) -> Iterable[body.TextCompletion]:
         return ()
 
-    def piece(self, tally: Tally, event: TaskTokens) -> body.TextCompletion:
+    def piece(self, tally: Tally, event: TaskTokens) -> Iterable[body.TextCompletion]:
         logprobs = self._said(event.logprobs, tally.logprob_chars) if event.logprobs else None
-        return self._chunk(self._choice(tally, event.text, logprobs))
+        yield self._chunk(self._choice(tally, event.text, logprobs))
 
-    def closing(self, tally: Tally) -> body.TextCompletion:
-        return self._chunk(self._choice(tally, "", None))
+    def closing(self, tally: Tally) -> Iterable[body.TextCompletion]:
+        yield self._chunk(self._choice(tally, "", None))
 
     def usage(self, tallies: Sequence[Tally]) -> body.TextCompletion:
         return self._chunk().model_copy(update={"usage": usage(tallies), "timings": timings(tallies)})

@@ -37,12 +37,14 @@ class Tally:
     logprob_chars: int = 0  # that the tokens in `logprobs` stand for; the text may lag behind them
     finish: Finish | None = None
     timings: Timings | None = None
+    tools: str = ""  # the form in which it calls tools, if it may
 
     def add(self, event: TaskEvent) -> None:
         """Take one event. Raises the task's own failure, and `cancelled` when the colony ended it."""
         match event:
             case TaskAccepted():
                 self.prompt_tokens = event.prompt_tokens
+                self.tools = event.tools
             case TaskTokens():
                 self.tokens = event.index + event.count
                 self.text += event.text
@@ -51,7 +53,7 @@ class Tally:
             case TaskFinished():
                 self.tokens = event.index
                 self.timings = event.timings
-                self.finish = _finish(event)
+                self.finish = finish_of(event)
 
 
 class Format(Protocol):
@@ -60,11 +62,11 @@ class Format(Protocol):
     def opening(self, tally: Tally) -> Iterable[Reply]:
         """Chunks before the first text of a choice."""
 
-    def piece(self, tally: Tally, event: TaskTokens) -> Reply:
-        """A chunk of text. The tally holds what came before it."""
+    def piece(self, tally: Tally, event: TaskTokens) -> Iterable[Reply]:
+        """Chunks of what has come. The tally holds what came before it."""
 
-    def closing(self, tally: Tally) -> Reply:
-        """The last chunk of a choice, with its finish reason."""
+    def closing(self, tally: Tally) -> Iterable[Reply]:
+        """The last chunks of a choice, the very last with its finish reason."""
 
     def usage(self, tallies: Sequence[Tally]) -> Reply:
         """The chunk without choices that ends a stream for clients that asked for token counts."""
@@ -81,11 +83,11 @@ def chunks(form: Format, tally: Tally, event: TaskEvent) -> Iterable[Reply]:
             yield from form.opening(tally)
         case TaskTokens():
             if event.text or event.logprobs:
-                yield form.piece(tally, event)
+                yield from form.piece(tally, event)
             tally.add(event)
         case TaskFinished():
             tally.add(event)
-            yield form.closing(tally)
+            yield from form.closing(tally)
 
 
 def usage(tallies: Sequence[Tally]) -> Usage:
@@ -116,7 +118,8 @@ def bounded(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def _finish(event: TaskFinished) -> Finish:
+def finish_of(event: TaskFinished) -> Finish:
+    """Why a task ended. Raises its failure, and `cancelled` when the colony ended it."""
     if event.finish == "stop" or event.finish == "length":
         return event.finish
     if event.failure:

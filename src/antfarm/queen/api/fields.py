@@ -1,0 +1,123 @@
+"""What request bodies are made of: a strict base, and the fields that need more than a type."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+MAX_TASKS = 64  # answers to all prompts of one request
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_INT = 2**31 - 1
+
+Prompt = str | tuple[int, ...]
+"""One prompt of a plain completion: text, or token ids."""
+
+
+class Body(BaseModel):
+    """A JSON object. Types are strict: "1" is no number, and NaN is none either. Null means "not set"."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: object) -> object:
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
+
+def _encodable(value: str) -> str:
+    """JSON can spell half a surrogate pair, which no UTF-8 text holds."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("not valid Unicode text") from error
+    return value
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
+
+_STRINGS = TypeAdapter(list[Text], config=ConfigDict(strict=True))
+_TEXT_OR_TOKENS: TypeAdapter[str | list[int]] = TypeAdapter(
+    Text | list[TokenId], config=ConfigDict(strict=True)
+)
+
+
+def _refuse(value: object) -> None:
+    if value not in (False, "", [], {}):
+        raise ValueError("not supported; leave it out")
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    try:
+        stops = _STRINGS.validate_python([value] if isinstance(value, str) else value)
+    except ValidationError as error:
+        raise ValueError("a string or a list of strings") from error
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings, not {len(stops)}")
+    if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"each stop string has 1 to {MAX_STOP_CHARS} characters")
+    return tuple(stops)
+
+
+def _biases(value: object) -> dict[int, float]:
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise ValueError(f"an object of up to {MAX_BIASES} token ids with numbers")
+    return dict(_bias(token, bias) for token, bias in value.items())
+
+
+def _bias(token: str, bias: object) -> tuple[int, float]:
+    if not (token.isascii() and token.isdigit() and int(token[:20]) <= MAX_INT):
+        raise ValueError(f"{token[:20]!r} is no token id")
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+        raise ValueError(f"the bias of token {token} is no number")
+    if abs(bias) > MAX_BIAS:
+        raise ValueError(f"the bias of token {token} is outside -100 to 100")
+    return int(token), float(bias)
+
+
+def prompts(value: object, most: int = MAX_TASKS) -> tuple[Prompt, ...]:
+    """The four forms that OpenAI takes: text, texts, token ids, lists of token ids."""
+    one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
+    given: object = [value] if one else value
+    if not isinstance(given, list) or not given:
+        raise ValueError("a string, a list of strings, token ids, or a list of lists of token ids")
+    if len(given) > most:
+        raise ValueError(f"at most {most} at once, not {len(given)}")
+    return tuple(_prompt(item) for item in given)
+
+
+def _prompt(value: object) -> Prompt:
+    try:
+        prompt = _TEXT_OR_TOKENS.validate_python(value)
+    except ValidationError as error:
+        raise ValueError("each is a string or a list of token ids") from error
+    if not prompt:
+        raise ValueError("none can be empty")
+    return prompt if isinstance(prompt, str) else tuple(prompt)
+
+
+AnyPrompts = str | list[str] | list[int] | list[list[int]]
+"""What `prompts` takes, for the OpenAPI page."""
+
+Unsupported = Annotated[Any, AfterValidator(_refuse), Field(description="Not supported: refused when set.")]
+Stops = Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=str | list[str])]
+Biases = Annotated[dict[int, float], PlainValidator(_biases, json_schema_input_type=dict[str, float])]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: Text
