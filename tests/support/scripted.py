@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from antfarm.errors import AntfarmError
 from antfarm.messages import (
+    ColonyStats,
     ModelStatus,
     TaskAccepted,
     TaskEvent,
@@ -34,6 +35,9 @@ class ScriptedQueen:
 
     def status(self) -> Sequence[ModelStatus]:
         return self.models
+
+    def stats(self) -> ColonyStats:
+        return ColonyStats(0.0, 0, (), tuple(self.models), ())
 
     async def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
         self.requests.append(request)
