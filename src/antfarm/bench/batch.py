@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+import numpy as np
 
 import antfarm
 from antfarm.bench.colony import (
@@ -36,6 +37,7 @@ from antfarm.client.answers import api_of
 from antfarm.config import Home
 from antfarm.types import RunOptions
 
+CHAT_ANSWER = 4  # tokens; short, since a random model's text has many more tokens when it is read again
 ONE_SLOT = Split("one slot", "auto", 1)  # the unsplit model as `antc bench split` loads it
 
 
@@ -142,8 +144,8 @@ async def disturbance(lab: Lab) -> Readings:
         await grow(traces, 1)  # the gap that the last chunk makes ends here
     quiet = pieces_between(traces, since, prompt.sent) / (prompt.sent - since)
     busy = pieces_between(traces, prompt.sent, arrived) / (arrived - prompt.sent)
-    usual = median(gaps(traces, since, prompt.sent))
-    largest = max(gaps(traces, prompt.sent, arrived))
+    usual = float(np.median(gaps(traces, since, prompt.sent)))
+    largest = float(gaps(traces, prompt.sent, arrived).max())
     return {
         (f"{lab.bench.disturbed} streams undisturbed", "tok/s"): quiet,
         ("the same while the prompt is read", "tok/s"): busy,
@@ -171,9 +173,9 @@ async def chat(lab: Lab) -> Readings:
     """Time to the first token of a conversation's first turn, which is long, and of its second."""
     dialect = await settle(lab.http, lab.unsplit.served, chat=True)
     history = [dialect.message(1, lab.number(), lab.bench.history)]
-    cold = sound(await ask(lab.http, wire.CHAT, dialect.chat(history, 16), Trace(), keep=True))
+    cold = sound(await ask(lab.http, wire.CHAT, dialect.chat(history, CHAT_ANSWER), Trace(), keep=True))
     history += [{"role": "assistant", "content": cold.text}, {"role": "user", "content": "And then?"}]
-    warm = sound(await ask(lab.http, wire.CHAT, dialect.chat(history, 16), Trace()))
+    warm = sound(await ask(lab.http, wire.CHAT, dialect.chat(history, CHAT_ANSWER), Trace()))
     return {
         ("first turn, prompt", "tokens"): cold.prompt_tokens,
         ("second turn, prompt", "tokens"): warm.prompt_tokens,

@@ -92,10 +92,10 @@ async def _soak(bench: SoakBench, home: Home, path: Path, say: Say, tick: Tick) 
         clients=bench.clients,
         cancel=bench.cancel,
         checks=(
-            _no_errors(traffic),
-            _slots(bench, free),
-            _alive(residents.ended()),
-            _flat(sizes, bench.growth),
+            no_errors(traffic),
+            no_slot_lost(bench, free),
+            all_alive(residents.ended()),
+            memory_flat(sizes, bench.growth),
         ),
         traffic=traffic,
         residents=sizes,
@@ -140,7 +140,7 @@ def together(traces: Sequence[Trace]) -> int:
     return max((sum(lo <= at <= hi for lo, hi in spans) for at, _ in spans), default=0)
 
 
-def _no_errors(traffic: dict[str, Traffic]) -> Check:
+def no_errors(traffic: dict[str, Traffic]) -> Check:
     errors = {f"{name}: {code}": n for name, t in traffic.items() for code, n in t.errors.items()}
     asked = sum(t.requests for t in traffic.values())
     left = sum(t.cancelled for t in traffic.values())
@@ -150,17 +150,17 @@ def _no_errors(traffic: dict[str, Traffic]) -> Check:
     return Check("no errors", not errors and answered > 0, f"{found}; {said}" if said else found)
 
 
-def _slots(bench: SoakBench, free: dict[str, int]) -> Check:
+def no_slot_lost(bench: SoakBench, free: dict[str, int]) -> Check:
     found = ", ".join(f"{name} {count}" for name, count in free.items())
     full = all(count == bench.slots for count in free.values())
     return Check("no slot lost", full, f"answers at once with {bench.slots} slots: {found}")
 
 
-def _alive(ended: Sequence[str]) -> Check:
+def all_alive(ended: Sequence[str]) -> Check:
     return Check("no process ended", not ended, ", ".join(ended) or "all run")
 
 
-def _flat(sizes: Sequence[Resident], growth: float) -> Check:
+def memory_flat(sizes: Sequence[Resident], growth: float) -> Check:
     grown = [size for size in sizes if not size.flat(growth)]
     worst = max(sizes, key=lambda size: size.growth, default=None)
     found = ", ".join(f"{size.process} {size.growth:+.1%}" for size in grown or ([worst] if worst else []))
