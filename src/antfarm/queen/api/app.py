@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 import antfarm
-from antfarm.errors import Reason, RequestError
-from antfarm.messages import ModelStatus, TaskEvent
-from antfarm.queen.api import chat, completions, errors
+from antfarm.messages import ModelStatus
+from antfarm.queen.api import chat, completions, errors, models, openapi, outputs
 from antfarm.queen.api.gate import Gate
 from antfarm.queen.api.request import ChatRequest, CompletionBody, TextRequest
 from antfarm.queen.api.response import (
@@ -29,22 +28,10 @@ from antfarm.queen.api.running import GONE, ClientGone, EventStream, frames, whi
 from antfarm.queen.api.tally import Format, Head, Tally
 from antfarm.queen.tasks import TaskRequest
 
-ANY_MODEL = ("", "default")
-GONE_STATES = ("failed", "retired")  # such a model is not offered, but who names it is told what became of it
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 
 
-class Source(Protocol):
-    """What the API needs of the queen."""
-
-    def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
-        """A task's events. Closing it cancels the task."""
-
-    def status(self) -> Sequence[ModelStatus]:
-        """Every model the queen knows."""
-
-
-def create_app(queen: Source, *, api_key: str | None = None) -> FastAPI:
+def create_app(queen: models.Source, *, api_key: str | None = None) -> FastAPI:
     """The API as an ASGI app. With `api_key`, everything under /v1 asks for it as a bearer token."""
     app = FastAPI(
         title="ANTFARM",
@@ -53,19 +40,26 @@ def create_app(queen: Source, *, api_key: str | None = None) -> FastAPI:
     )
     app.add_middleware(Gate, api_key=api_key)
     errors.install(app)
+
+    @app.exception_handler(ClientGone)
+    async def gone(_: Request, error: ClientGone) -> Response:
+        return Response(status_code=GONE)
+
     app.include_router(_completions(queen))
+    app.include_router(_outputs(queen))
     app.include_router(_models(queen))
     app.include_router(_health(queen))
+    openapi.correct(app)
     return app
 
 
-def _completions(queen: Source) -> APIRouter:
+def _completions(queen: models.Source) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["completions"], responses=ERRORS)
 
     @router.post("/chat/completions", response_model=ChatCompletion, summary="Answer a conversation")
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """With `stream`, server-sent events: chunks, then `[DONE]`."""
-        model = _model(queen, body.model)
+        model = models.chosen(queen, body.model)
         tasks = chat.tasks(body, model.model)
         form = chat.ChatForm(
             _head("chatcmpl", model),
@@ -78,7 +72,7 @@ def _completions(queen: Source) -> APIRouter:
     @router.post("/completions", response_model=TextCompletion, summary="Continue a text")
     async def text_completions(request: Request, body: TextRequest) -> Response:
         """With `stream`, server-sent events: chunks, then `[DONE]`."""
-        model = _model(queen, body.model)
+        model = models.chosen(queen, body.model)
         tasks = completions.tasks(body, model.model)
         form = completions.TextForm(
             _head("cmpl", model), logprobs=body.alternatives() is not None, counts=body.counts
@@ -88,21 +82,43 @@ def _completions(queen: Source) -> APIRouter:
     return router
 
 
-def _models(queen: Source) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["models"], responses=ERRORS)
+def _outputs(queen: models.Source) -> APIRouter:
+    router = APIRouter(responses=ERRORS)
 
-    @router.get("/models", summary="The colony's models")
-    async def models() -> ModelCards:
-        return ModelCards(data=[_card(model) for model in _offered(queen)])
+    @router.post("/v1/embeddings", tags=["embeddings"], summary="Vectors of texts")
+    async def embeddings(request: Request, body: outputs.EmbeddingsRequest) -> outputs.Embeddings:
+        """Pooled as the model's file says, else the mean of all tokens; of length 1."""
+        model = models.chosen(queen, body.model)
+        return await while_connected(request.receive, outputs.embeddings(queen, body, model.model))
 
-    @router.get("/models/{name:path}", summary="One model")
-    async def model(name: str) -> ModelCard:
-        return _card(_known(queen, name))
+    @router.post("/tokenize", tags=["tokens"], summary="A text's or a conversation's tokens")
+    async def tokenize(request: Request, body: outputs.TokenizeRequest) -> outputs.Tokenized:
+        model = models.chosen(queen, body.model)
+        return await while_connected(request.receive, outputs.tokenized(queen, body, model))
+
+    @router.post("/detokenize", tags=["tokens"], summary="The text of tokens")
+    async def detokenize(request: Request, body: outputs.DetokenizeRequest) -> outputs.Detokenized:
+        model = models.chosen(queen, body.model)
+        return await while_connected(request.receive, outputs.detokenized(queen, body, model.model))
 
     return router
 
 
-def _health(queen: Source) -> APIRouter:
+def _models(queen: models.Source) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["models"], responses=ERRORS)
+
+    @router.get("/models", summary="The colony's models")
+    async def all_models() -> ModelCards:
+        return ModelCards(data=[_card(model) for model in models.offered(queen)])
+
+    @router.get("/models/{name:path}", summary="One model")
+    async def one_model(name: str) -> ModelCard:
+        return _card(models.known(queen, name))
+
+    return router
+
+
+def _health(queen: models.Source) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz", summary="The queen is alive", response_model_exclude_unset=True)
@@ -111,55 +127,24 @@ def _health(queen: Source) -> APIRouter:
 
     @router.get("/readyz", summary="At least one model is ready", responses={503: {"model": Health}})
     async def ready(response: Response) -> Health:
-        models = queen.status()
-        is_ready = any(model.state == "ready" for model in models)
+        found = queen.status()
+        is_ready = any(model.state == "ready" for model in found)
         response.status_code = 200 if is_ready else 503
-        return Health(status="ok" if is_ready else "not-ready", models=[_health_of(one) for one in models])
+        return Health(status="ok" if is_ready else "not-ready", models=[_health_of(one) for one in found])
 
     return router
 
 
 async def _answer(
-    queen: Source, request: Request, body: CompletionBody, form: Format, tasks: Sequence[TaskRequest]
+    queen: models.Source, request: Request, body: CompletionBody, form: Format, tasks: Sequence[TaskRequest]
 ) -> Response:
     tallies = [Tally(index, prompt=index // body.n) for index in range(len(tasks))]
     sources = [queen.run(task) for task in tasks]
-    try:
-        if body.stream:
-            stream = frames(form, tallies, sources, counts=body.counts)
-            return await while_connected(request.receive, EventStream.opened(stream))
-        answer = await while_connected(request.receive, whole(form, tallies, sources))
-        return JSONResponse(answer.model_dump(exclude_unset=True))
-    except ClientGone:
-        return Response(status_code=GONE)
-
-
-def _model(queen: Source, name: str) -> ModelStatus:
-    """The model asked for, or the only one when none is named."""
-    if name not in ANY_MODEL:
-        return _known(queen, name)
-    models = _offered(queen)
-    if len(models) == 1:
-        return models[0]
-    if not models:
-        raise RequestError(Reason.MODEL_UNKNOWN, "no model is loaded", hint="antc load MODEL", param="model")
-    names = ", ".join(model.model for model in models)
-    raise RequestError(
-        Reason.INVALID_REQUEST, "model: several are loaded", hint=f"name one of {names}", param="model"
-    )
-
-
-def _offered(queen: Source) -> list[ModelStatus]:
-    return [model for model in queen.status() if model.state not in GONE_STATES]
-
-
-def _known(queen: Source, name: str) -> ModelStatus:
-    models = {model.model: model for model in queen.status()}
-    if name in models:
-        return models[name]
-    offered = sorted(model.model for model in _offered(queen))
-    hint = f"loaded: {', '.join(offered)}" if offered else "antc load MODEL"
-    raise RequestError(Reason.MODEL_UNKNOWN, f"no model {name!r} is loaded", hint=hint, param="model")
+    if body.stream:
+        stream = frames(form, tallies, sources, counts=body.counts)
+        return await while_connected(request.receive, EventStream.opened(stream))
+    answer = await while_connected(request.receive, whole(form, tallies, sources))
+    return JSONResponse(answer.model_dump(exclude_unset=True))
 
 
 def _head(kind: str, model: ModelStatus) -> Head:

@@ -1,0 +1,52 @@
+"""The models that clients may name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from antfarm.errors import Reason, RequestError
+from antfarm.messages import ModelStatus, TaskEvent
+from antfarm.queen.tasks import TaskRequest
+
+ANY_MODEL = ("", "default")
+GONE_STATES = ("failed", "retired")  # such a model is not offered, but who names it is told what became of it
+
+
+class Source(Protocol):
+    """What the API needs of the queen."""
+
+    def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
+        """A task's events. Closing it cancels the task."""
+
+    def status(self) -> Sequence[ModelStatus]:
+        """Every model the queen knows."""
+
+
+def offered(queen: Source) -> list[ModelStatus]:
+    return [model for model in queen.status() if model.state not in GONE_STATES]
+
+
+def known(queen: Source, name: str) -> ModelStatus:
+    """Raises `model-unknown`, naming those that are loaded."""
+    models = {model.model: model for model in queen.status()}
+    if name in models:
+        return models[name]
+    names = sorted(model.model for model in offered(queen))
+    hint = f"loaded: {', '.join(names)}" if names else "antc load MODEL"
+    raise RequestError(Reason.MODEL_UNKNOWN, f"no model {name!r} is loaded", hint=hint, param="model")
+
+
+def chosen(queen: Source, name: str) -> ModelStatus:
+    """The model asked for, or the only one when none is named."""
+    if name not in ANY_MODEL:
+        return known(queen, name)
+    models = offered(queen)
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise RequestError(Reason.MODEL_UNKNOWN, "no model is loaded", hint="antc load MODEL", param="model")
+    names = ", ".join(model.model for model in models)
+    raise RequestError(
+        Reason.INVALID_REQUEST, "model: several are loaded", hint=f"name one of {names}", param="model"
+    )
