@@ -216,11 +216,11 @@ class Replica:
         self.lead.tell(TaskAssign(task, REPLICA, EPOCH, sampling, text=text, tokens=tokens))
 
     def collect(self, *tasks: str) -> list[Answer]:
-        """The answers to tasks that were assigned, when all are finished."""
+        """The answers to tasks that were assigned, when all are finished. Others' events are passed over."""
         answers = {task: Answer(task) for task in tasks}
         while not all(answer.finished for answer in answers.values()):
             event = self.lead.next()
-            if isinstance(event, TaskAccepted | TaskTokens | TaskFinished):
+            if isinstance(event, TaskAccepted | TaskTokens | TaskFinished) and event.task in answers:
                 answers[event.task].add(event)
         return list(answers.values())
 

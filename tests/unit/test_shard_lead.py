@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -155,3 +156,112 @@ def test_the_proof_fails_on_numbers_that_are_none(models: Models, bad: float) ->
     with pytest.raises(AntfarmError) as failure:
         Driven(models, lambda last: bad).lead.prove(1)
     assert failure.value.reason == Reason.INTERNAL
+
+
+class Costly(Scripted):
+    """Each step moves a made-up clock on, as a model of 1 B parameters on one core would."""
+
+    def __init__(self, scripted: Scripted) -> None:
+        super().__init__(scripted._size, scripted._next)
+        self.now = 0.0
+        self.noise = np.random.default_rng(1)
+
+    def submit(self, batch: Batch, tokens: NDArray[np.int32]) -> None:
+        super().submit(batch, tokens)
+        alone = 0.030 + 0.0148 * batch.rows if batch.is_chunk else 0.025 * (batch.rows + 1)
+        attention = 1e-8 * batch.rows * float(batch.positions[-1]) * 100
+        self.now += (alone + attention) * self.noise.uniform(0.9, 1.3)
+
+
+@pytest.fixture
+def costly(models: Models, monkeypatch: pytest.MonkeyPatch) -> Driven:
+    driven = Driven(models, lambda last: 40 + last % 60, context=4096, slots=5, chunk=128)
+    driven.pipeline = clock = Costly(driven.pipeline)
+    driven.lead._pipeline = clock  # type: ignore[assignment]
+    monkeypatch.setattr("antfarm.shard.lead.time.perf_counter", lambda: clock.now)
+    return driven
+
+
+def prompt_seconds(driven: Driven, task_: TaskAssign) -> float:
+    """From the task's assignment to its first token."""
+    clock = driven.pipeline
+    assert isinstance(clock, Costly)
+    began = clock.now
+    driven.lead.handle(task_)
+    while not any(isinstance(event, TaskTokens) for event in driven.of(task_.task)):
+        driven.lead.step()
+    return clock.now - began
+
+
+def test_while_a_long_prompt_is_read_four_streams_go_on(costly: Driven) -> None:
+    """Together they keep 45 % of their rate, and no pause is longer than ten undisturbed ones."""
+    clock = costly.pipeline
+    assert isinstance(clock, Costly)
+    for i in range(4):
+        costly.lead.handle(task(f"s-{i}", (40 + i,) * 10, ignore_eos=True))
+    costly.tell(steps=50)
+    heard: dict[str, list[float]] = {f"s-{i}": [] for i in range(4)}
+
+    def emit(event: TaskEvent) -> None:
+        if event.task in heard:
+            heard[event.task].append(clock.now)
+        costly.events.append(event)
+
+    costly.lead._emit = emit
+    costly.tell(steps=100)
+    quiet = np.diff([heard[each] for each in heard])
+    for each in heard.values():
+        del each[:-1]
+    seconds = prompt_seconds(costly, task("long", tuple(50 + i % 40 for i in range(2000)), max_tokens=1))
+    pauses = np.concatenate([np.diff(each) for each in heard.values()])
+    assert len(pauses) / seconds >= 0.45 * 4 / quiet.mean()
+    assert pauses.max() <= 10 * np.median(quiet)
+    alone = 2000 * (0.0148 + 0.030 / 128)
+    assert seconds < 3 * alone  # half of the time is the prompt's, and its chunks are shorter
+
+
+def test_with_nobody_to_disturb_a_prompt_is_read_in_whole_chunks(costly: Driven) -> None:
+    prompt_seconds(costly, task("long", tuple(50 + i % 40 for i in range(2000)), max_tokens=1))
+    chunks = [batch.rows for batch in costly.pipeline.batches]
+    assert chunks == [128] * 15 + [80]
+
+
+def test_a_task_ends_when_its_time_is_up(costly: Driven) -> None:
+    costly.tell(task("never", (41,), max_tokens=5), steps=20)
+    late = msgspec.structs.replace(task("late", (42,)), deadline=0.5)
+    costly.tell(late, steps=200)
+    end = costly.of("late")[-1]
+    assert isinstance(end, TaskFinished) and end.failure
+    assert (end.finish, end.failure.reason) == ("error", "timeout")
+    assert end.timings and 0.4 < end.timings.decode < 0.7
+    last = costly.of("never")[-1]
+    assert isinstance(last, TaskFinished) and last.finish == "length"
+
+
+def test_rows_that_mean_nothing_are_not_reused(models: Models) -> None:
+    driven = Driven(models, lambda last: float("nan") if last == 50 else last + 1)
+    driven.tell(task("bad", tuple(range(40, 50))), task("again", tuple(range(40, 50)), max_tokens=1))
+    end = driven.of("again")[-1]
+    assert isinstance(end, TaskFinished) and end.timings and end.timings.cached_tokens == 0
+
+
+def test_a_task_cancelled_while_it_is_prepared_never_runs(models: Models) -> None:
+    driven = Driven(models, count_up)
+    driven.lead._prepare = lambda task: None  # it takes its time
+    late = task("a")
+    driven.tell(late, TaskCancel("a", "r"), driven.intake.prepare(late, 0.0))  # type: ignore[arg-type]
+    assert driven.events == [TaskFinished("a", 0, "cancelled")]
+    assert not driven.pipeline.batches
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_steps_under_way_do_not_change_answers(models: Models, stages: int) -> None:
+    alone = Driven(models, lambda last: 40 + last * 7 % 60)
+    many = Driven(models, lambda last: 40 + last * 7 % 60, stages=stages, slots=3)
+    tasks = [task(f"t-{i}", tuple(range(40, 50 + 3 * i)), max_tokens=9) for i in range(7)]
+    for each in tasks:
+        alone.tell(each)
+    many.tell(*tasks, steps=300)
+    for each in tasks:
+        ours, theirs = ([e for e in d.of(each.task) if isinstance(e, TaskTokens)] for d in (many, alone))
+        assert ours == theirs and sum(e.count for e in ours) == 9
