@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -64,7 +64,9 @@ async def run(bench: ServeBench, tick: Tick) -> ServeResult:
     async with connected(bench.url, bench.key, bench.streams) as http:
         model = bench.model or await only_model(http)
         dialect = await settle(http, model, chat=bench.mix.turns > 0)
-        traces = await drive(http, dialect, bench, tick)
+        traces: list[Trace] = []
+        async with ticking(lambda: tick(progress(traces))):
+            await drive(http, dialect, bench, traces)
     return ServeResult(
         version=antfarm.__version__,
         machine=machine(),
@@ -82,24 +84,24 @@ async def run(bench: ServeBench, tick: Tick) -> ServeResult:
     )
 
 
-async def drive(http: httpx.AsyncClient, dialect: Dialect, bench: ServeBench, tick: Tick) -> list[Trace]:
-    """All streams until the requests are through or the time is up."""
-    load = _Load(http, dialect, bench)
+async def drive(http: httpx.AsyncClient, dialect: Dialect, bench: ServeBench, traces: list[Trace]) -> None:
+    """All streams until the requests are through or the time is up. Each adds its traces as it asks."""
+    load = _Load(http, dialect, bench, traces)
     numbers = iter(range(bench.requests)) if bench.requests else count()
-    async with ticking(lambda: tick(load.progress())), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         for _ in range(bench.streams):
             group.create_task(load.stream(numbers))
-    return load.traces
 
 
 class _Load:
-    def __init__(self, http: httpx.AsyncClient, dialect: Dialect, bench: ServeBench) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, dialect: Dialect, bench: ServeBench, traces: list[Trace]
+    ) -> None:
         self._http = http
         self._dialect = dialect
         self._mix = bench.mix
-        self._began = time.perf_counter()
-        self._deadline = self._began + bench.seconds
-        self.traces: list[Trace] = []
+        self._deadline = time.perf_counter() + bench.seconds
+        self._traces = traces
 
     async def stream(self, numbers: Iterator[int]) -> None:
         """One client: the next number that nobody has taken yet, again and again."""
@@ -131,19 +133,21 @@ class _Load:
         return trace
 
     async def _ask(self, path: str, body: dict[str, Any], todo: Work, trace: Trace) -> Trace:
-        self.traces.append(trace)
+        self._traces.append(trace)
         keep = self._mix.turns > 1
         return await ask(self._http, path, body, trace, stay=todo.stay, deadline=self._deadline, keep=keep)
 
-    def progress(self) -> str:
-        seconds = time.perf_counter() - self._began
-        pieces = sum(len(trace.pieces) for trace in self.traces)
-        ended = sum(1 for trace in self.traces if trace.ended)
-        failed = sum(1 for trace in self.traces if trace.ended and trace.outcome == "failed")
-        return (
-            f"{seconds:.0f} s: {ended} requests done, {len(self.traces) - ended} running, {failed} failed, "
-            f"{pieces / seconds:.1f} tok/s"
-        )
+
+def progress(traces: Sequence[Trace]) -> str:
+    """How far a load is, in a line."""
+    seconds = time.perf_counter() - min((trace.sent for trace in traces), default=time.perf_counter())
+    pieces = sum(len(trace.pieces) for trace in traces)
+    ended = [trace for trace in traces if trace.ended]
+    failed = sum(1 for trace in ended if trace.outcome == "failed")
+    return (
+        f"{seconds:.0f} s: {len(ended)} requests done, {len(traces) - len(ended)} running, {failed} failed, "
+        f"{pieces / max(seconds, TICK_S):.1f} tok/s"
+    )
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ from antfarm.bench.colony import Say, Split, Subject, load, machine, model_file,
 from antfarm.bench.endpoint import Dialect, connected, settle
 from antfarm.bench.mix import Mix, Spread
 from antfarm.bench.residents import Resident, Residents
-from antfarm.bench.serve import ServeBench, Tick, drive, ticking
+from antfarm.bench.serve import ServeBench, Tick, drive, progress, ticking
 from antfarm.bench.stats import Traffic, summary
 from antfarm.bench.stream import COMPLETIONS, Trace, ask
 from antfarm.client.answers import api_of
@@ -80,8 +81,10 @@ async def _soak(bench: SoakBench, home: Home, path: Path, say: Say, tick: Tick) 
     residents = Residents(home)
     async with connected(*api_of(home), bench.clients) as http:
         say(f"{bench.clients} clients for {bench.seconds:g} s")
-        async with ticking(residents.sample):
-            traffic = await _traffic(bench, http, every, tick)
+        traces: dict[Split, list[Trace]] = {split: [] for split in every}
+        async with ticking(residents.sample), ticking(lambda: tick(progress([*chain(*traces.values())]))):
+            await _load(bench, http, traces)
+        traffic = {split.name: summary(done) for split, done in traces.items()}
         free = {split.name: await _all_slots(bench, http, split) for split in every}
     sizes = residents.result()
     return SoakResult(
@@ -102,21 +105,17 @@ async def _soak(bench: SoakBench, home: Home, path: Path, say: Say, tick: Tick) 
     )
 
 
-async def _traffic(
-    bench: SoakBench, http: httpx.AsyncClient, every: Sequence[Split], tick: Tick
-) -> dict[str, Traffic]:
+async def _load(bench: SoakBench, http: httpx.AsyncClient, traces: dict[Split, list[Trace]]) -> None:
     """All splits at the same time, each with its share of the clients."""
 
-    async def one(index: int, split: Split) -> Traffic:
+    async def one(index: int, split: Split) -> None:
         dialect = await settle(http, split.served, chat=False)
         mix = Mix(bench.prompt, bench.answer, bench.cancel, seed=bench.seed + index)
-        clients = len(range(index, bench.clients, len(every)))
-        load = ServeBench("", mix, streams=clients, requests=0, seconds=bench.seconds)
-        traces = await drive(http, dialect, load, lambda text: tick(f"{split.name}: {text}"))
-        return summary(traces)
+        clients = len(range(index, bench.clients, len(traces)))
+        asked = ServeBench("", mix, streams=clients, requests=0, seconds=bench.seconds)
+        await drive(http, dialect, asked, traces[split])
 
-    done = await asyncio.gather(*(one(index, split) for index, split in enumerate(every)))
-    return {split.name: traffic for split, traffic in zip(every, done, strict=True)}
+    await asyncio.gather(*(one(index, split) for index, split in enumerate(traces)))
 
 
 async def _all_slots(bench: SoakBench, http: httpx.AsyncClient, split: Split) -> int:
