@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import antfarm
-from antfarm.cli import ask, bench, colony, daemons, doctor, models, nodes
+from antfarm.cli import ask, bench, colony, daemons, doctor, models, nodes, top
 from antfarm.cli.output import complain
 from antfarm.cli.session import Session
 from antfarm.config import Home
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (colony, daemons, models, nodes, ask, doctor, bench):
+for group in (colony, daemons, models, nodes, top, ask, doctor, bench):
     app.add_typer(group.app)
 
 

@@ -58,7 +58,8 @@ def models(context: typer.Context, as_json: Json = False) -> None:
         rows[file.name] = msgspec.structs.replace(row, bytes=file.bytes, path=str(file.path))
     for status in _loaded(home):
         row = rows.get(status.model, ModelRow(status.model, path=status.source))
-        rows[status.model] = msgspec.structs.replace(row, state=status.state)
+        if row.state != "ready":  # of replicas, the best counts
+            rows[status.model] = msgspec.structs.replace(row, state=status.state)
     if as_json:
         document(list(rows.values()))
         return
@@ -102,6 +103,7 @@ def load(
     mode: Mode = "auto",
     stages: Stages = 0,
     shares: Shares = "",
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Each on foragers of its own.")] = 1,
     context_length: Context = 0,
     slots: Slots = 0,
     kv_type: KvType = "f16",
@@ -133,6 +135,7 @@ def load(
             kv_type=kv_type,
             backend=backend,
         ),
+        replicas=replicas,
     )
     with_control(home_of(context), lambda control: load_and_watch(control, wanted))
 
@@ -153,7 +156,10 @@ def shard(
     stages: Stages = 0,
     shares: Shares = "",
 ) -> None:
-    """Change a loaded model's split."""
+    """Change a loaded model's split.
+
+    Replicas are changed one after the other, lost ones first, so that the others serve meanwhile.
+    """
     from antfarm.messages import LoadModel
 
     wanted = LoadModel(
@@ -170,10 +176,22 @@ def ps(context: typer.Context, as_json: Json = False) -> None:
         document(loaded)
         return
     table(
-        ("MODEL", "STATE", "SPLIT", "SHARD", "FORAGER", "PART", "SHARD STATE", "PLANNED", "RESIDENT"),
+        (
+            "MODEL",
+            "REPLICA",
+            "STATE",
+            "SPLIT",
+            "SHARD",
+            "FORAGER",
+            "PART",
+            "SHARD STATE",
+            "PLANNED",
+            "RESIDENT",
+        ),
         (
             (
                 model.model,
+                model.replica,
                 model.state,
                 how_split(model),
                 str(view.shard),
@@ -223,7 +241,8 @@ async def load_and_watch(control: Control, wanted: LoadModel) -> ModelStatus:
                 last = status
         finally:
             pulls.cancel()
-    say(f"{last.model} is ready: {how_split(last)}, {last.seconds:.1f} s")
+    split = how_split(last) if wanted.replicas == 1 else f"{wanted.replicas} replicas, each {how_split(last)}"
+    say(f"{last.model} is ready: {split}, {last.seconds:.1f} s")
     return last
 
 

@@ -40,6 +40,7 @@ class Loading(TypedDict, total=False):
     mode: str  # auto | tensor | pipeline | hybrid
     stages: int  # of a hybrid
     shares: tuple[float, ...]  # relative sizes of the shards
+    replicas: int  # each on foragers of its own
     options: RunOptions
     progress: Callable[[ModelStatus], None]  # called a few times a second, from the thread that loads
 
@@ -121,6 +122,7 @@ class Colony:
             stages=how.get("stages", 0),
             shares=how.get("shares", ()),
             options=how.get("options", RunOptions()),
+            replicas=how.get("replicas", 1),
         )
         async with await self._control() as control:
             name = (await control.load(wanted)).model

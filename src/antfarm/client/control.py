@@ -9,14 +9,16 @@ from types import TracebackType
 from typing import Self
 
 from antfarm.bus import Bus, OpsLog, Registry
-from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
+from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_STATS, QUEEN_UNLOAD
 from antfarm.client import state
 from antfarm.config import LOAD_S, Home
 from antfarm.errors import Reason, StateError
 from antfarm.messages import (
+    ColonyStats,
     Failure,
     ForagerFacts,
     ListModels,
+    ListStats,
     LoadModel,
     ModelStatus,
     OpsEvent,
@@ -58,24 +60,39 @@ class Control:
     async def models(self) -> tuple[ModelStatus, ...]:
         return (await self._bus.request(QUEEN_MODELS, ListModels())).models
 
-    async def watch(self, model: str, within: float = LOAD_S) -> AsyncIterator[ModelStatus]:
-        """What becomes of a loading model, look by look, up to and including `ready`.
+    async def stats(self) -> ColonyStats:
+        """What the queen has counted so far."""
+        return await self._bus.request(QUEEN_STATS, ListStats())
 
-        Raises the model's own failure when it does not come to that, and `timeout`.
+    async def watch(self, model: str, within: float = LOAD_S) -> AsyncIterator[ModelStatus]:
+        """What becomes of a loading model's replicas, look by look, until all are `ready`.
+
+        Raises the failure of one that does not come to that, once none is loading any more; and `timeout`.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + within
         while clock() < deadline:
-            status = next((m for m in await self.models() if m.model == model), None)
-            if status is None:
-                raise StateError(Reason.MODEL_RETIRED, f"{model} was unloaded while it was loading")
-            if status.state in ("failed", "unavailable", "retired"):
-                raise (status.failure or Failure(Reason.SHARD_FAILED, f"{model} is {status.state}")).error()
-            yield status
-            if status.state == "ready":
+            replicas = await self._replicas(model)
+            settled = all(status.state != "loading" for status in replicas)
+            failed = next((status for status in replicas if status.state != "ready"), None)
+            if settled and failed:
+                raise (failed.failure or Failure(Reason.SHARD_FAILED, f"{model} is {failed.state}")).error()
+            for status in replicas:
+                yield status
+            if settled:
                 return
             await asyncio.sleep(WATCH_S)
         raise StateError(Reason.TIMEOUT, f"{model} was not ready within {within:g} s", seconds=within)
+
+    async def _replicas(self, model: str) -> list[ModelStatus]:
+        """One status of each replica: of its new split, if one is on its way."""
+        found: dict[str, ModelStatus] = {}
+        for status in await self.models():
+            if status.model == model:
+                found.setdefault(status.replica, status)
+        if not found:
+            raise StateError(Reason.MODEL_RETIRED, f"{model} was unloaded while it was loading")
+        return list(found.values())
 
     async def pulls(self) -> AsyncIterator[PullProgress]:
         """Downloads of models by the colony's foragers, as they go on."""

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 import antfarm
 from antfarm.messages import ModelStatus
+from antfarm.queen import metrics
 from antfarm.queen.api import chat, completions, errors, models, openapi, outputs
 from antfarm.queen.api.gate import Gate
 from antfarm.queen.api.request import ChatRequest, CompletionBody, TextRequest
@@ -32,7 +33,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {
 
 
 def create_app(queen: models.Source, *, api_key: str | None = None) -> FastAPI:
-    """The API as an ASGI app. With `api_key`, everything under /v1 asks for it as a bearer token."""
+    """The API as an ASGI app. With `api_key`, what the gate guards asks for it as a bearer token."""
     app = FastAPI(
         title="ANTFARM",
         version=antfarm.__version__,
@@ -49,6 +50,7 @@ def create_app(queen: models.Source, *, api_key: str | None = None) -> FastAPI:
     app.include_router(_outputs(queen))
     app.include_router(_models(queen))
     app.include_router(_health(queen))
+    app.include_router(metrics.router(queen.stats))
     openapi.correct(app)
     return app
 

@@ -15,7 +15,7 @@ from antfarm.queen.api.errors import error_response
 
 BODY_S = 30.0  # from the headers to the last byte of the body
 MAX_BODY = 8 * 1024 * 1024  # bytes
-GUARDED = ("/v1/", "/tokenize", "/detokenize")
+GUARDED = ("/v1/", "/tokenize", "/detokenize", "/metrics")
 
 
 class Gate:

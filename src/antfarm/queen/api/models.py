@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from antfarm.errors import Reason, RequestError
-from antfarm.messages import ModelStatus, TaskEvent
+from antfarm.messages import ColonyStats, ModelStatus, TaskEvent
 from antfarm.queen.tasks import TaskRequest
 
 ANY_MODEL = ("", "default")
@@ -21,6 +21,9 @@ class Source(Protocol):
 
     def status(self) -> Sequence[ModelStatus]:
         """Every model the queen knows."""
+
+    def stats(self) -> ColonyStats:
+        """Everything that is counted."""
 
 
 def offered(queen: Source) -> list[ModelStatus]:
