@@ -64,7 +64,7 @@ def test_a_colony_from_up_to_down(antc: Antc, models: Models) -> None:
     assert "tokens/s" in told.stderr
 
     chat = antc.run("chat", "--max-tokens", "3", stdin="Hello?\n/reset\nAnd now?\n")
-    assert chat.stderr.count("(3 tokens, ") == 2 and "forgotten" in chat.stderr
+    assert chat.stderr.count("; prompt ") == 2 and "forgotten" in chat.stderr
 
     counts = antc.json("ops", "--count")
     assert counts["forager-joined"] == 2 and counts["model-ready"] == 1
