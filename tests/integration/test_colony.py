@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from support.forager_process import ForagerProcess
 from support.models import Models
+from support.world import GREEDY, World, colony_at
 
-from antfarm.bus import Bus, OpsLog
+from antfarm.bus import Bus
 from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
 from antfarm.config import Home
 from antfarm.errors import AntfarmError, Reason
@@ -27,9 +27,6 @@ from antfarm.messages import (
     Done,
     ListModels,
     LoadModel,
-    ModelStatus,
-    OpsEvent,
-    TaskAccepted,
     TaskFinished,
     TaskTokens,
     UnloadModel,
@@ -40,64 +37,6 @@ from antfarm.queen.tasks import TaskRequest
 from antfarm.secret import Secret
 from antfarm.types import Sampling
 
-GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-class World:
-    """One home with a queen and the foragers that a test starts."""
-
-    def __init__(self, home: Home, queen: Queen) -> None:
-        self.home = home
-        self.queen = queen
-        self.foragers: dict[str, ForagerProcess] = {}
-
-    async def forager(self, name: str, mib: int = 1024) -> ForagerProcess:
-        started = await ForagerProcess.start(self.home.path, self.queen.bus_url, name, mib)
-        self.foragers[name] = started
-        await self.until(lambda: name in [f.id for f in self.queen.foragers()])
-        return started
-
-    async def load(self, model: Path | str, split: int, **more: object) -> ModelStatus:
-        """Load and wait until it is ready; raises its failure."""
-        asked = await self.queen.load(LoadModel(str(model), name="tiny", split=split, **more))  # type: ignore[arg-type]
-
-        def settled() -> ModelStatus | None:
-            mine = next(s for s in self.queen.replicas() if s.epoch == asked.epoch)
-            return mine if mine.state != "loading" else None
-
-        status = await self.until(settled)
-        assert isinstance(status, ModelStatus)
-        if status.failure:
-            raise status.failure.error()
-        return status
-
-    async def until(self, true: Callable[[], object], within: float = 30.0) -> object:
-        """Look until it is so; the queen has no event for every change that a test waits for."""
-        async with asyncio.timeout(within):
-            while not (found := true()):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        return found
-
-    async def ask(self, sampling: Sampling = GREEDY) -> list[int]:
-        """The answer's tokens, after checking the order of events."""
-        events = [e async for e in self.queen.tasks.run(TaskRequest("tiny", sampling, tokens=(1, 2, 3, 4)))]
-        assert events[0] == TaskAccepted(events[0].task, 4)
-        last = events[-1]
-        assert isinstance(last, TaskFinished) and last.failure is None
-        assert last.index == sum(e.count for e in events if isinstance(e, TaskTokens))
-        return [p.token for e in events if isinstance(e, TaskTokens) for p in e.logprobs]
-
-    async def ops(self) -> list[OpsEvent]:
-        bus = await Bus.connect(self.queen.bus_url, self.token, "reader")
-        try:
-            return await (await OpsLog.open(bus)).recent(100)
-        finally:
-            await bus.close()
-
-    @property
-    def token(self) -> str:
-        return Secret.load_or_create(self.home.secret_file).bus_token()
-
 
 @pytest.fixture
 def tiny(models: Models) -> Path:
@@ -106,25 +45,8 @@ def tiny(models: Models) -> Path:
 
 @pytest_asyncio.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    home = Home(tmp_path)
-    queen = await Queen.start(QueenSettings(home, Secret.load_or_create(home.secret_file), bus_port=0))
-    made = World(home, queen)
-    try:
+    async with colony_at(tmp_path) as made:
         yield made
-    finally:
-        await asyncio.gather(*(forager.end() for forager in made.foragers.values()))
-        await made.queen.close()
-        assert left_over(tmp_path) == []
-
-
-def left_over(home: Path) -> list[str]:
-    """Processes that this test started and left behind."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        words = " ".join(process.cmdline())
-        if "antfarm" in words or "nats-server" in words or str(home) in words:
-            found.append(words)
-    return found
 
 
 async def test_a_split_model_answers_alike_and_leaves_nothing(world: World, tiny: Path) -> None:

@@ -57,7 +57,8 @@ def _keys(leave: asyncio.Event) -> Iterator[None]:
     stdin, loop = sys.stdin.fileno(), asyncio.get_running_loop()
 
     def pressed() -> None:
-        if b"q" in os.read(stdin, 64).lower():
+        typed = os.read(stdin, 64)
+        if not typed or b"q" in typed.lower():
             leave.set()
 
     saved = termios.tcgetattr(stdin)
