@@ -7,7 +7,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xllamacpp
+from numpy.typing import NDArray
 
 _WHOLE_TOKEN = 65  # an ASCII letter in the synthetic vocabularies and in SmolLM2's
 
@@ -21,8 +23,15 @@ class Reference:
     """
 
     def __init__(
-        self, path: Path | str, *, kv: str = "f16", flash_attention: bool = True, threads: int = 1
+        self,
+        path: Path | str,
+        *,
+        kv: str = "f16",
+        flash_attention: bool = True,
+        threads: int = 1,
+        pooling: str = "",
     ) -> None:
+        """With `pooling` ("MEAN", "LAST"), it gives embeddings and nothing else."""
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.n_ctx = 512
@@ -39,6 +48,9 @@ class Reference:
         params.cache_type_k = params.cache_type_v = kv_type
         state = "ENABLED" if flash_attention else "DISABLED"
         params.flash_attn_type = xllamacpp.llama_flash_attn_type[f"LLAMA_FLASH_ATTN_TYPE_{state}"]
+        if pooling:
+            params.embedding = True
+            params.pooling_type = xllamacpp.llama_pooling_type[f"LLAMA_POOLING_TYPE_{pooling}"]
         self._server = xllamacpp.Server(params)
 
     def top_logprobs(self, token_ids: list[int], n_decode: int, top: int = 10) -> list[Step]:
@@ -67,6 +79,11 @@ class Reference:
         """The prompt that llama.cpp's own template engine makes of messages."""
         prompt: str = self._post("/apply-template", {"messages": messages})["prompt"]
         return prompt
+
+    def embeddings(self, texts: list[str]) -> list[NDArray[np.float32]]:
+        """Of length 1, with the special tokens that the model adds."""
+        answer = self._post("/v1/embeddings", {"input": texts})
+        return [np.array(each["embedding"], np.float32) for each in answer["data"]]
 
     def _post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         url, body = self._server.listening_address + path, json.dumps(request).encode()

@@ -72,6 +72,10 @@ class Engine:
         """The lead's: final hidden rows [n, embedding] to logits [n, vocabulary]; n up to the slots."""
         return self._lead().logits(rows)
 
+    def normalized(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The lead's: final hidden rows [n, embedding] after the output norm; any n."""
+        return self._lead().normalized(rows)
+
     def close(self) -> None:
         """Give all memory back. May be called twice."""
         self._held.close()

@@ -84,6 +84,14 @@ class Vocabulary:
         self._logits.pull(count * facts.vocabulary)
         return self._logits.rows(count, facts.vocabulary)
 
+    def normalized(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[n, embedding] → [n, embedding] after the output norm, as the head gets them."""
+        scale = np.empty(self._hyper.facts.embedding, np.float32)
+        ggml.read(self._weights[HEAD_NORM], scale)
+        mean = np.mean(np.square(rows), axis=1, keepdims=True)
+        normal: NDArray[np.float32] = rows / np.sqrt(mean + np.float32(self._hyper.eps)) * scale
+        return normal
+
     def _build_embedding(self, rows: int) -> ggml.Graph:
         context, graph = self._graph()
         tokens = self._tokens.view(context, rows)

@@ -10,41 +10,59 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from antfarm.errors import AntfarmError, Reason, RequestError
-from antfarm.messages import Failure, TaskAssign
+from antfarm.messages import Failure, TaskAssign, TaskOutput, Wanted
+from antfarm.model.schema import check_schema
 from antfarm.model.template import ChatTemplate
 from antfarm.model.tokenizer import Tokenizer
+from antfarm.model.toolform import CALL_END, ToolForm, grammar
 from antfarm.shard.answer import Answer
+from antfarm.shard.pooling import MEAN, SUPPORTED, Pool
 from antfarm.shard.sampler import Sampler, check
 from antfarm.shard.sequence import Clock, Sequence
+
+if TYPE_CHECKING:  # its library is imported when it is needed first
+    from antfarm.shard.constraint import Constraint, Grammars
+
+MAX_TEXT = 1 << 20  # bytes turned to tokens, or from them, at once: what a line of the pipe has room for
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What became of a task's request: a sequence to run, or why it can't be."""
+    """What became of a task's request: a sequence to run, all that was asked for, or why it can't be."""
 
     task: str
-    outcome: Sequence | Failure
+    outcome: Sequence | TaskOutput | Failure
 
 
 class Intake:
-    """Knows the model's language, and how many tokens fit."""
+    """Knows the model's language, how many tokens fit, and how vectors are pooled."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, context: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, context: int, pooling: str = MEAN
+    ) -> None:
         self.tokenizer = tokenizer
         self._template = template
         self._context = context
+        self._pooling = pooling
+        self._grammars: Grammars | None = None
 
     def prepare(self, task: TaskAssign, arrived: float) -> Prepared:
         """`arrived` is a time of `time.perf_counter`."""
         try:
+            if task.wanted.kind == "tokens":
+                return Prepared(task.task, TaskOutput(task.task, tokens=self._tokens(task)))
+            if task.wanted.kind == "text":
+                return Prepared(task.task, TaskOutput(task.task, text=self._text(task)))
             return Prepared(task.task, self._sequence(task, arrived))
         except AntfarmError as error:
             return Prepared(task.task, Failure.of(error))
@@ -67,6 +85,8 @@ class Intake:
 
     def _sequence(self, task: TaskAssign, arrived: float) -> Sequence:
         check(task.sampling)
+        self._check_ids(task.sampling.logit_bias, "logit_bias")
+        pool = self._pool(task)
         prompt = self._prompt(task)
         if not prompt:
             raise RequestError(Reason.INVALID_REQUEST, "the prompt is empty", hint="send at least one token")
@@ -74,25 +94,83 @@ class Intake:
             raise self._overflow(f"has {len(prompt)} tokens", len(prompt))
         room = self._context - len(prompt)
         limit = min(task.sampling.max_tokens or room, room)
+        sampling, form = task.sampling, self._template.tools.form
+        constraint = self._constraint(task.wanted, form)
+        if task.wanted.tools and not task.wanted.parallel_calls and form is ToolForm.HERMES:
+            sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, CALL_END))
         return Sequence(
             task.task,
             np.array(prompt, np.int32),
-            Sampler(task.sampling, prompt),
-            Answer(task.task, task.sampling, self.tokenizer, limit),
+            Sampler(sampling, prompt, constraint),
+            Answer(task.task, sampling, self.tokenizer, limit),
             Clock(arrived),
             arrived + task.deadline if task.deadline else math.inf,
+            tools=form if task.wanted.tools else "",
+            pool=Pool(pool, len(prompt)) if pool else None,
         )
 
     def _prompt(self, task: TaskAssign) -> list[int]:
-        if task.messages is not None:
-            return self._encode(self._template.render(task.messages))
-        if task.text is not None:
-            return self._encode(task.text)
-        tokens = list(task.tokens or ())
+        text = self._written(task)
+        if text is not None:
+            return self._encode(text)
+        self._check_ids(task.tokens or (), "prompt")
+        return list(task.tokens or ())
+
+    def _written(self, task: TaskAssign) -> str | None:
+        """The prompt's text; None when it came as tokens."""
+        if task.messages is None:
+            return task.text
+        wanted = task.wanted
+        return self._template.render(
+            task.messages, wanted.tools, add_generation_prompt=wanted.generation_prompt
+        )
+
+    def _tokens(self, task: TaskAssign) -> tuple[int, ...]:
+        text = self._written(task) or ""
+        _check_size(len(text.encode(errors="replace")))
+        return tuple(self.tokenizer.encode(text, bos=task.wanted.bos))
+
+    def _text(self, task: TaskAssign) -> str:
+        tokens = task.tokens or ()
+        self._check_ids(tokens, "tokens")
+        _check_size(sum(len(self.tokenizer.token_bytes(token)) for token in tokens))
+        return self.tokenizer.decode(tokens)
+
+    def _constraint(self, wanted: Wanted, form: ToolForm) -> Constraint | None:
+        """What the answer is held to. Made here: compiling may take some tens of milliseconds."""
+        for index, tool in enumerate(wanted.tools):
+            check_schema(tool.parameters or "{}", f"tools[{index}].function.parameters")
+        if wanted.schema is not None:
+            check_schema(wanted.schema, "response_format")
+        source = grammar(wanted, form)
+        if source is None:
+            return None
+        from antfarm.shard.constraint import Grammars
+
+        self._grammars = self._grammars or Grammars(self.tokenizer)
+        return self._grammars.compile(source, "tools" if wanted.schema is None else "response_format")
+
+    def _pool(self, task: TaskAssign) -> str:
+        """How the task's rows are pooled; empty when it wants no vector."""
+        if task.wanted.kind != "vector":
+            return ""
+        if self._pooling not in SUPPORTED:
+            raise RequestError(
+                Reason.INVALID_REQUEST,
+                f"the model's vectors are pooled by {self._pooling!r}; supported are {', '.join(SUPPORTED)}",
+                hint="take another model for embeddings",
+                param="model",
+            )
+        return self._pooling
+
+    def _check_ids(self, tokens: Collection[int], param: str) -> None:
         size = self.tokenizer.size
         if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-            raise RequestError(Reason.INVALID_REQUEST, f"a token id is outside the vocabulary of {size}")
-        return tokens
+            raise RequestError(
+                Reason.INVALID_REQUEST,
+                f"{param}: a token id is outside the vocabulary of {size}",
+                param=param,
+            )
 
     def _encode(self, text: str) -> list[int]:
         least = len(text) // self.tokenizer.longest
@@ -107,4 +185,13 @@ class Intake:
             hint="shorten the prompt, or load the model with a larger context",
             prompt_tokens=tokens,
             context=self._context,
+        )
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_TEXT:
+        raise RequestError(
+            Reason.INVALID_REQUEST,
+            f"the text has {size} bytes; at most {MAX_TEXT} are converted at once",
+            hint="send it in pieces",
         )

@@ -22,11 +22,13 @@ from antfarm.messages import (
     TaskCancel,
     TaskEvent,
     TaskFinished,
+    TaskOutput,
 )
 from antfarm.shard.answer import Finish
 from antfarm.shard.intake import Prepared
 from antfarm.shard.pacing import Kind
 from antfarm.shard.pipeline import Pipeline, Traffic
+from antfarm.shard.pooling import Pool
 from antfarm.shard.scheduler import Scheduler, Step
 from antfarm.shard.sequence import Sequence
 from antfarm.types import RunOptions
@@ -160,8 +162,12 @@ class Lead:
         if isinstance(prepared.outcome, Failure):
             self._refuse(prepared.task, prepared.outcome)
             return
+        if isinstance(prepared.outcome, TaskOutput):
+            self._emit(prepared.outcome)
+            self._emit(TaskFinished(prepared.task, 0, "stop"))
+            return
         self._scheduler.add(prepared.outcome)
-        self._emit(TaskAccepted(prepared.task, len(prepared.outcome.prompt)))
+        self._emit(TaskAccepted(prepared.task, len(prepared.outcome.prompt), prepared.outcome.tools))
 
     def _full(self) -> StateError:
         return StateError(
@@ -202,15 +208,20 @@ class Lead:
         self._pipeline.submit(step.batch, step.tokens)
 
     def _collect(self, step: Step) -> None:
-        logits = self._pipeline.collect()
+        pool = step.sequences[0].pool
+        rows = self._pipeline.collect_hidden() if pool else self._pipeline.collect()
         traffic = self._pipeline.traffic()
         share = (traffic.bytes - self._traffic.bytes) // len(step.sequences)
         waited = traffic.waited - self._traffic.waited
         self._traffic = traffic
         for sequence in step.sequences:
             sequence.clock.crossed(share, waited)
-        for sequence, row in zip(step.sequences, logits, strict=False):  # most chunks give no row
-            if not sequence.answer.finish:  # it may have been cancelled meanwhile
+        for sequence, row in zip(step.sequences, rows, strict=False):  # most chunks give no row
+            if sequence.answer.finish:  # it was cancelled meanwhile
+                continue
+            if pool:
+                self._pool(sequence, pool, rows)
+            else:
                 self._token(sequence, row)
         if step.turn.kind is Kind.ANSWER:
             self._decode_steps += 1
@@ -218,6 +229,13 @@ class Lead:
         now = time.perf_counter()
         self._scheduler.finish(now - max(self._began.popleft(), self._collected))
         self._collected = now
+
+    def _pool(self, sequence: Sequence, pool: Pool, rows: NDArray[np.float32]) -> None:
+        pool.add(rows)
+        if pool.complete:
+            sequence.clock.token(time.perf_counter())
+            self._emit(TaskOutput(sequence.task, pool.vector().tobytes()))
+            self._end(sequence, "stop")
 
     def _token(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
         try:
@@ -227,7 +245,7 @@ class Lead:
             return
         sequence.clock.token(time.perf_counter())
         self._tokens += 1
-        if event := sequence.answer.push(sequence.last, row):
+        if event := sequence.answer.push(sequence.last, row, last=sequence.sampler.complete):
             self._emit(event)
         if sequence.answer.finish:
             self._end(sequence, sequence.answer.finish)

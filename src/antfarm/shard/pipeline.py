@@ -43,6 +43,10 @@ class Pipeline:
         rows = self._mesh.receive_result().rows
         return self._meter.logits(rows) if len(rows) else _NO_LOGITS
 
+    def collect_hidden(self) -> Rows:
+        """As `collect`, but what the logits are made of: rows [outputs, E] after the output norm."""
+        return self._engine.normalized(self._mesh.receive_result().rows)
+
     def traffic(self) -> Traffic:
         mesh = self._mesh
         return Traffic(mesh.bytes_sent + mesh.bytes_received, mesh.seconds_waited)

@@ -135,11 +135,12 @@ class Shard:
                 hint="copy the same file to all hosts, or pull it again",
             )
 
-    def _language(self, file: GgufFile) -> tuple[Tokenizer, ChatTemplate]:
+    def _language(self, file: GgufFile) -> tuple[Tokenizer, ChatTemplate, str]:
         from antfarm.model.template import ChatTemplate
         from antfarm.model.tokenizer import Tokenizer
+        from antfarm.shard.pooling import pooling_of
 
-        return Tokenizer.from_gguf(file), ChatTemplate.from_gguf(file)
+        return Tokenizer.from_gguf(file), ChatTemplate.from_gguf(file), pooling_of(file)
 
     def _progress(self) -> Callable[[int, int], None]:
         told = 0.0
@@ -181,13 +182,20 @@ class Shard:
             Secret(self._spec.secret),
         )
 
-    def _lead(self, pipeline: Pipeline, counted: Meter, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def _lead(
+        self,
+        pipeline: Pipeline,
+        counted: Meter,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        pooling: str,
+    ) -> None:
         from antfarm.shard.intake import Intake
         from antfarm.shard.lead import Lead
 
         sys.setswitchinterval(SWITCH_S)
         stages = len(self._spec.load.plan.stages())
-        intake = Intake(tokenizer, template, self._options.context).start(self._stdio.post)
+        intake = Intake(tokenizer, template, self._options.context, pooling).start(self._stdio.post)
         lead = Lead(pipeline, self._options, stages, intake, self._stdio.emit)
         began = time.monotonic()
         lead.prove(tokenizer.bos or 0)

@@ -24,6 +24,8 @@ from antfarm.shard.sequence import Sequence
 from antfarm.shard.slots import Slots
 from antfarm.types import RunOptions
 
+_NOTHING = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -111,12 +113,12 @@ class Scheduler:
         """The oldest step's result has come; it took `seconds` beyond the one before it."""
         step = self._flying.popleft()
         for sequence in step.sequences[: len(step.batch.outputs)]:  # of most chunks nothing was awaited
-            sequence.awaited = False
+            sequence.awaited = sequence.pool is not None  # for a vector there is no next token
         self._pacer.end(step.turn, seconds)
 
     def _chunk(self, *, contested: bool) -> Step:
-        """The next chunk of the prompt that is being read, else of the first that waits; only its very last
-        row gives a token."""
+        """The next chunk of the prompt that is being read, else of the first that waits. For an answer only
+        its very last row is wanted, for a vector all are."""
         sequence, copy = self._reading, None
         if sequence is None:
             sequence, copy = self._admit()
@@ -132,14 +134,15 @@ class Scheduler:
         batch = Batch(
             slots=np.full(rows, sequence.slot, np.int32),
             positions=np.arange(start, start + rows, dtype=np.int32),
-            outputs=np.array([] if sequence.prefilling else [rows - 1], np.int32),
+            outputs=np.arange(_first_output(sequence, rows), rows, dtype=np.int32),
             copy=copy,
         )
         return Step(batch, tokens, (sequence,), self._pacer.begin(Kind.PROMPT, rows, contested=contested))
 
     def _admit(self) -> tuple[Sequence, Copy | None]:
         sequence = self._waiting.popleft()
-        sequence.slot, sequence.filled, copy = self.slots.take(sequence.prompt)
+        reusable = sequence.prompt if sequence.pool is None else _NOTHING
+        sequence.slot, sequence.filled, copy = self.slots.take(reusable)
         sequence.cached = sequence.filled
         return sequence, copy
 
@@ -165,3 +168,10 @@ class Scheduler:
         return Step(
             batch, tokens, tuple(lane), self._pacer.begin(Kind.ANSWER, len(lane), contested=contested)
         )
+
+
+def _first_output(sequence: Sequence, rows: int) -> int:
+    """The first row of a prompt's chunk that is wanted."""
+    if sequence.pool:
+        return 0
+    return rows if sequence.prefilling else rows - 1

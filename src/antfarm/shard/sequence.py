@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from antfarm.messages import Timings
 from antfarm.shard.answer import Answer
+from antfarm.shard.pooling import Pool
 from antfarm.shard.sampler import Sampler
 
 
@@ -72,6 +73,8 @@ class Sequence:
     cached: int = 0  # of these, rows that a slot held already
     last: int = -1  # the token sampled last; none yet
     awaited: bool = False  # its next token is under way
+    tools: str = ""  # the form in which the answer calls tools, if it may
+    pool: Pool | None = None  # of a prompt that is read for its vector, and has no answer
 
     @property
     def prefilling(self) -> bool:
