@@ -101,11 +101,12 @@ async def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
 
 async def test_a_wrong_secret_is_refused_at_once(server: EmbeddedServer) -> None:
     began = time.monotonic()
-    with pytest.raises(AntfarmError) as caught:
-        await Bus.connect(server.url, "wrong", "stranger")
-    assert caught.value.reason is Reason.BUS_UNAUTHORIZED
-    assert "wrong" not in str(caught.value)
-    assert time.monotonic() - began < 2
+    for _ in range(40):  # the server resets the connection after its refusal, and now and then too soon
+        with pytest.raises(AntfarmError) as caught:
+            await Bus.connect(server.url, "wrong", "stranger")
+        assert caught.value.reason is Reason.BUS_UNAUTHORIZED
+        assert "wrong" not in str(caught.value)
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:9", "nats://no-such-host.invalid:4222"])

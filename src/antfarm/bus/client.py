@@ -28,6 +28,7 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
+RESETS = 8  # while connecting, before a server that resets every connection counts as unreachable
 BACKLOG = 65_536  # messages that one subscriber may leave unread
 
 # JetStream's err_code values for: no resources, memory full, storage full, stream full.
@@ -134,6 +135,7 @@ class Bus:
         self.name = name
         self._nats = Client()
         self._opened = False
+        self._resets = 0  # while connecting for the first time
         self._closing = False
         self._closed = asyncio.Event()
         self._subscriptions: set[Subscription[Any]] = set()
@@ -325,6 +327,11 @@ class Bus:
 
     async def _on_error(self, error: Exception) -> None:
         if not self._opened:  # NATS would try again for ever; raising here ends its attempt
+            if isinstance(error, ConnectionError) and self._resets < RESETS and self._nats._server_info:
+                # A server that has said who it is and then resets: its refusal of our token may have
+                # been lost in the reset that follows it. The next attempt will tell.
+                self._resets += 1
+                return
             raise bus_error(error, self.url)
         if isinstance(error, nats.errors.SlowConsumerError):
             log.error("%s does not keep up with %s: messages were lost", self.name, error.subject)
