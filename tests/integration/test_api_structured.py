@@ -307,6 +307,25 @@ def test_text_to_tokens_and_back(colony: Colony, tiny: Path) -> None:
         assert http.post("/detokenize", json={"tokens": [10**6]}).json()["error"]["param"] == "tokens"
 
 
+# ---- too much
+
+
+def test_a_prompt_of_a_megabyte_and_a_billion_tokens(client: OpenAI) -> None:
+    """The one is refused with its numbers, the other means all there is room for."""
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model="tiny", prompt="ants " * 200_000)
+    assert raised.value.code == "context-overflow"
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "é" * 500_000}])
+    assert raised.value.code == "context-overflow"
+    tokens = [7] * 2000
+    answer = client.completions.create(
+        model="tiny", prompt=tokens, max_tokens=10**9, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage
+    assert (answer.choices[0].finish_reason, answer.usage.total_tokens) == ("length", 2048)
+
+
 # ---- a real model
 
 

@@ -15,6 +15,7 @@ from antfarm.queen.api.errors import error_response
 
 BODY_S = 30.0  # from the headers to the last byte of the body
 MAX_BODY = 8 * 1024 * 1024  # bytes
+CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
 GUARDED = ("/v1/", "/tokenize", "/detokenize", "/metrics")
 
 
@@ -58,10 +59,10 @@ def _bounded(receive: Receive) -> Receive:
             async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError as error:
-            raise HTTPException(408, f"the body did not arrive within {BODY_S:g} s") from error
+            raise HTTPException(408, f"the body did not arrive within {BODY_S:g} s", CLOSE) from error
         taken += len(message.get("body", b""))
         if taken > MAX_BODY:
-            raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes")
+            raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", CLOSE)
         complete = not message.get("more_body", False)
         return message
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from antfarm.config import STOP_S
 from antfarm.errors import AntfarmError, Reason
+from antfarm.queen.api.connection import PatientProtocol
 
 BACKLOG = 512
 
@@ -67,6 +68,7 @@ class ApiServer:
         """Serve `app` on a socket from `bind`. It answers when this returns."""
         config = uvicorn.Config(
             app,
+            http=PatientProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,
