@@ -50,10 +50,11 @@ def test_ps_shows_each_replica(antc: Antc) -> None:
 
 
 def test_replicas_that_find_no_foragers_are_refused(antc: Antc, models: Models) -> None:
-    refused = antc.run("load", models.path("tiny-qwen2"), "--name", "three", "--replicas", "3", code=1)
-    assert refused.stderr.splitlines()[-2].startswith("antc: no-capacity:")
-    assert "hold other replicas" in refused.stderr
-    antc.run("unload", "three")
+    other = ("load", models.path("tiny-qwen2"), "--name", "other", "--replicas")
+    assert antc.run(*other, "3", code=1).stderr.startswith("antc: no-capacity: 3 replicas need")
+    refused = antc.run(*other, "2", "--split", "2", code=1)
+    assert "antc: no-capacity:" in refused.stderr and "hold other replicas" in refused.stderr
+    antc.run("unload", "other")
 
 
 def test_top_shows_what_was_done(antc: Antc) -> None:

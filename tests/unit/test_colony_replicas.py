@@ -88,6 +88,14 @@ def test_replicas_without_foragers_enough_are_not_begun(script: Script) -> None:
     assert "a, b hold other replicas" in script.refusal().message
 
 
+def test_more_replicas_than_foragers_are_refused_at_once(script: Script) -> None:
+    script.joins("a", "b")
+    with pytest.raises(AntfarmError) as caught:
+        script.on(LoadAsked("m", LoadModel("file", replicas=10**9)))
+    assert (caught.value.reason, caught.value.numbers) == (Reason.NO_CAPACITY, {"foragers": 2})
+    assert script.colony.models() == []
+
+
 def test_a_model_that_nobody_has_fails_for_all_replicas(script: Script) -> None:
     script.joins("a", "b")
     script.on(LoadAsked("m", LoadModel("file", replicas=2)))

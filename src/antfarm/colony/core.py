@@ -121,7 +121,7 @@ class Colony:
         ask, name = event.ask, event.name
         split_request(ask)  # refuses nonsense
         model = self._models.get(name)
-        refusals.check_load(ask, name, model, sorted(self._models), bool(self._foragers))
+        refusals.check_load(ask, name, model, sorted(self._models), len(self._foragers))
         if ask.reshard and model:
             return self._reshard(model, ask, now)
         seats = tuple(Seat(f"{name}-{number + 1}") for number in range(ask.replicas))

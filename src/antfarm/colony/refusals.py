@@ -19,7 +19,7 @@ def introduce(facts: ForagerFacts) -> str:
     )
 
 
-def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[str], anybody: bool) -> None:
+def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[str], foragers: int) -> None:
     """Raise why a load can't even begin."""
     if not _NAME.fullmatch(name):
         raise RequestError(
@@ -44,12 +44,13 @@ def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[s
             )
         if replica.phase not in (Phase.READY, Phase.ENDED):
             raise not_ready(replica)
-    if not anybody:
+    if foragers < ask.replicas:
+        there = f"{ask.replicas} replicas need as many foragers; the colony has {foragers}"
         raise PlanError(
             Reason.NO_CAPACITY,
-            "no forager is in the colony",
+            there if foragers else "no forager is in the colony",
             hint="start one on each host with `antc forager --join`",
-            foragers=0,
+            foragers=foragers,
         )
 
 
