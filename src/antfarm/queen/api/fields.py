@@ -10,11 +10,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainValidator,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
 MAX_TASKS = 64  # answers to all prompts of one request
 MAX_STOPS = 16
@@ -36,6 +38,27 @@ class Body(BaseModel):
     @classmethod
     def _without_nulls(cls, data: object) -> object:
         return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        own = handler.resolve_ref_schema(schema)
+        for name, field in own.get("properties", {}).items():
+            if name not in own.get("required", ()):
+                own["properties"][name] = _or_null(field)
+        return schema
+
+
+def _or_null(field: dict[str, Any]) -> dict[str, Any]:
+    """A field's JSON schema that allows null as well."""
+    told = {key: value for key, value in field.items() if key in ("title", "description", "default")}
+    kind = {key: value for key, value in field.items() if key not in told}
+    choices = kind.get("anyOf", [kind])
+    if {"type": "null"} in choices or {} in choices:
+        return field
+    return {**told, "anyOf": [*choices, {"type": "null"}]}
 
 
 def _encodable(value: str) -> str:
@@ -110,11 +133,15 @@ def _prompt(value: object) -> Prompt:
     return prompt if isinstance(prompt, str) else tuple(prompt)
 
 
-AnyPrompts = str | list[str] | list[int] | list[list[int]]
+_Words = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+AnyPrompts = _Words | Annotated[list[_Words], Field(min_length=1)] | _Ids | list[_Ids]
 """What `prompts` takes, for the OpenAPI page."""
 
 Unsupported = Annotated[Any, AfterValidator(_refuse), Field(description="Not supported: refused when set.")]
-Stops = Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=str | list[str])]
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+_AnyStops = _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+Stops = Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=_AnyStops)]
 Biases = Annotated[dict[int, float], PlainValidator(_biases, json_schema_input_type=dict[str, float])]
 
 
