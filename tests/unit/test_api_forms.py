@@ -13,12 +13,12 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.scripted import logprob, said
 
 from antfarm.errors import AntfarmError, Reason
-from antfarm.messages import TaskAccepted, TaskEvent, TaskFinished, TaskTokens
+from antfarm.messages import TaskAccepted, TaskEvent, TaskFinished, TaskTokens, Timings
 from antfarm.queen.api.chat import ChatForm
 from antfarm.queen.api.completions import TextForm
 from antfarm.queen.api.errors import STATUS, error_body, status_of
 from antfarm.queen.api.running import merged
-from antfarm.queen.api.tally import Format, Head, Tally, chunks, usage
+from antfarm.queen.api.tally import Format, Head, Tally, chunks, timings, usage
 
 HEAD = Head(id="x-1", created=1, model="tiny", fingerprint="fp")
 HELD_BACK = [  # "ST" may begin a stop string, so its text comes with the next token
@@ -63,14 +63,28 @@ def test_counts_are_null_until_the_last_chunk(form: Any) -> None:
         tally.add(event)  # type: ignore[arg-type]
     last = asked.usage([tally]).model_dump(exclude_unset=True)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert last["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert last["timings"]["prompt_tokens_per_second"] == 14.0
 
 
 def test_answers_to_one_prompt_count_it_once() -> None:
-    tallies = [Tally(0, 0, 7, 2), Tally(1, 0, 7, 3), Tally(2, 1, 5, 1)]
+    tallies = [Tally(0, 0, 7, tokens=2), Tally(1, 0, 7, tokens=3), Tally(2, 1, 5, tokens=1)]
+    for tally, cached in zip(tallies, (2, 6, 4), strict=True):
+        tally.timings = Timings(0.0, 1.0, 1.0, tally.prompt_tokens, tally.tokens, cached_tokens=cached)
     counts = usage(tallies)
     assert (counts.prompt_tokens, counts.completion_tokens) == (12, 6)
+    assert counts.prompt_tokens_details.cached_tokens == 6  # the first of two answers had to read 5 of 7
+
+
+def test_rates_count_the_tokens_that_were_read() -> None:
+    tally = Tally(0, timings=Timings(0.0, 0.5, 2.0, prompt_tokens=7, completion_tokens=1, cached_tokens=2))
+    found = timings([tally])
+    assert found and found.prompt_tokens_per_second == 10.0
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("cancelled", Reason.CANCELLED), ("error", Reason.INTERNAL)])

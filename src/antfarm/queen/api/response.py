@@ -13,10 +13,17 @@ from pydantic import BaseModel
 Finish = Literal["stop", "length", "tool_calls"]
 
 
+class PromptDetails(BaseModel):
+    """`cached_tokens` of a prompt were not read anew: a slot still held what they give."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class Timings(BaseModel):

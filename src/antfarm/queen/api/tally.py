@@ -8,7 +8,7 @@ from typing import Protocol
 
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import TaskAccepted, TaskEvent, TaskFinished, TaskTokens, Timings, TokenLogprob
-from antfarm.queen.api.response import Finish, Reply, Usage
+from antfarm.queen.api.response import Finish, PromptDetails, Reply, Usage
 from antfarm.queen.api.response import Timings as TimingsBody
 
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON can't hold
@@ -94,7 +94,12 @@ def usage(tallies: Sequence[Tally]) -> Usage:
     """Token counts of a request: a prompt with several answers counts once."""
     prompts = {tally.prompt: tally.prompt_tokens for tally in tallies}
     prompt, answer = sum(prompts.values()), sum(tally.tokens for tally in tallies)
-    return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=answer,
+        total_tokens=prompt + answer,
+        prompt_tokens_details=PromptDetails(cached_tokens=_cached(tallies)),
+    )
 
 
 def timings(tallies: Sequence[Tally]) -> TimingsBody | None:
@@ -107,11 +112,20 @@ def timings(tallies: Sequence[Tally]) -> TimingsBody | None:
         queued_s=slowest.queued,
         prompt_s=slowest.prefill,
         answer_s=slowest.decode,
-        prompt_tokens_per_second=_rate(slowest.prompt_tokens, slowest.prefill),
+        prompt_tokens_per_second=_rate(slowest.prompt_tokens - slowest.cached_tokens, slowest.prefill),
         answer_tokens_per_second=_rate(slowest.completion_tokens - 1, slowest.decode),
         wire_bytes=slowest.wire_bytes,
         waited_s=slowest.waited,
     )
+
+
+def _cached(tallies: Sequence[Tally]) -> int:
+    """Of each prompt, what none of its answers had to read."""
+    cached: dict[int, int] = {}
+    for tally in tallies:
+        tokens = tally.timings.cached_tokens if tally.timings else 0
+        cached[tally.prompt] = min(tokens, cached.get(tally.prompt, tokens))
+    return sum(cached.values())
 
 
 def bounded(logprob: float) -> float:
