@@ -30,6 +30,12 @@ from antfarm.queen.api.tally import Format, Head, Tally
 from antfarm.queen.tasks import TaskRequest
 
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
+EVENT = {
+    "type": "object",
+    "description": "With `stream`, events: each one's data is a chunk, as JSON; the last one's is [DONE].",
+    "properties": {"data": {"type": "string"}},
+}
+STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 
 def create_app(queen: models.Source, *, api_key: str | None = None) -> FastAPI:
@@ -58,7 +64,12 @@ def create_app(queen: models.Source, *, api_key: str | None = None) -> FastAPI:
 def _completions(queen: models.Source) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["completions"], responses=ERRORS)
 
-    @router.post("/chat/completions", response_model=ChatCompletion, summary="Answer a conversation")
+    @router.post(
+        "/chat/completions",
+        response_model=ChatCompletion,
+        responses=STREAM,
+        summary="Answer a conversation",
+    )
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """With `stream`, server-sent events: chunks, then `[DONE]`."""
         model = models.chosen(queen, body.model)
@@ -71,7 +82,7 @@ def _completions(queen: models.Source) -> APIRouter:
         )
         return await _answer(queen, request, body, form, tasks)
 
-    @router.post("/completions", response_model=TextCompletion, summary="Continue a text")
+    @router.post("/completions", response_model=TextCompletion, responses=STREAM, summary="Continue a text")
     async def text_completions(request: Request, body: TextRequest) -> Response:
         """With `stream`, server-sent events: chunks, then `[DONE]`."""
         model = models.chosen(queen, body.model)
