@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antfarm.batch import Batch
+from antfarm.batch import Batch, Copy
 from antfarm.link.frame import HEADER_BYTES, BadFrame, Codec, Kind, parse
 from antfarm.types import WireFormat
 
@@ -17,6 +17,16 @@ def step_frame(codec: Codec = CODEC, step: int = 7) -> tuple[np.ndarray, Batch, 
     hidden = np.random.default_rng(1).standard_normal((3, codec.width), np.float32)
     frame = codec.buffer(Kind.STEP)
     return frame, batch, hidden, codec.write_step(frame, step, batch, hidden)
+
+
+@pytest.mark.parametrize("copy", [None, Copy(3, 2, 70)])
+def test_a_copy_survives_the_wire(copy: Copy | None) -> None:
+    batch = Batch(np.array([2], np.int32), np.array([70], np.int32), np.array([], np.int32), copy)
+    frame = CODEC.buffer(Kind.STEP)
+    end = CODEC.write_step(frame, 7, batch, np.ones((1, 64), np.float32))
+    header = parse(frame.data)
+    CODEC.check(header, Kind.STEP, 7)
+    assert CODEC.read_step(frame[HEADER_BYTES:end], header, np.empty((1, 64), np.float32)).copy == copy
 
 
 @pytest.mark.parametrize("form", WireFormat)
@@ -64,11 +74,11 @@ def test_random_headers_never_pass(data: bytes) -> None:
         CODEC.check(parse(memoryview(data)), Kind.STEP, 7)
 
 
-@pytest.mark.parametrize(("place", "value"), [(0, -1), (3, -5), (6, 3), (7, -1)])
+@pytest.mark.parametrize(("place", "value"), [(0, -1), (3, -5), (6, 3), (7, -1), (8, -1), (10, -1)])
 def test_a_batch_out_of_bounds_is_refused(place: int, value: int) -> None:
     frame, _, _, end = step_frame()
     payload = frame[HEADER_BYTES:end]
-    payload[:32].view(np.int32)[place] = value
+    payload[:44].view(np.int32)[place] = value
     with pytest.raises(BadFrame):
         CODEC.read_step(payload, parse(frame.data), np.empty((3, 64), np.float32))
 
