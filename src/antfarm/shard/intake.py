@@ -12,24 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from antfarm.errors import AntfarmError, Reason, RequestError
 from antfarm.messages import Failure, TaskAssign, TaskOutput, Wanted
+from antfarm.model.gguf import GgufFile
 from antfarm.model.schema import check_schema
 from antfarm.model.template import ChatTemplate
 from antfarm.model.tokenizer import Tokenizer
 from antfarm.model.toolform import CALL_END, ToolForm, grammar
 from antfarm.shard.answer import Answer
-from antfarm.shard.pooling import MEAN, SUPPORTED, Pool
+from antfarm.shard.constraint import Constraint, Grammars
+from antfarm.shard.pooling import MEAN, SUPPORTED, Pool, pooling_of
 from antfarm.shard.sampler import Sampler, check
 from antfarm.shard.sequence import Clock, Sequence
-
-if TYPE_CHECKING:  # its library is imported when it is needed first
-    from antfarm.shard.constraint import Constraint, Grammars
 
 MAX_TEXT = 1 << 20  # bytes turned to tokens, or from them, at once: what a line of the pipe has room for
 
@@ -54,7 +52,11 @@ class Intake:
         self._template = template
         self._context = context
         self._pooling = pooling
-        self._grammars: Grammars | None = None
+        self._grammars = Grammars(tokenizer)
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile, context: int) -> Intake:
+        return cls(Tokenizer.from_gguf(file), ChatTemplate.from_gguf(file), context, pooling_of(file))
 
     def prepare(self, task: TaskAssign, arrived: float) -> Prepared:
         """`arrived` is a time of `time.perf_counter`."""
@@ -145,9 +147,6 @@ class Intake:
         source = grammar(wanted, form)
         if source is None:
             return None
-        from antfarm.shard.constraint import Grammars
-
-        self._grammars = self._grammars or Grammars(self.tokenizer)
         return self._grammars.compile(source, "tools" if wanted.schema is None else "response_format")
 
     def _pool(self, task: TaskAssign) -> str:

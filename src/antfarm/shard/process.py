@@ -40,8 +40,7 @@ from antfarm.shard.pipeline import Pipeline
 from antfarm.shard.stdio import Stdio
 
 if TYPE_CHECKING:  # followers import no tokenizer
-    from antfarm.model.template import ChatTemplate
-    from antfarm.model.tokenizer import Tokenizer
+    from antfarm.shard.intake import Intake
 
 PROGRESS_S = 0.1  # between two ShardProgress events
 SWITCH_S = 0.0005  # that a thread which prepares a prompt may keep the one that computes waiting
@@ -90,9 +89,9 @@ class Shard:
         began = time.monotonic()
         with GgufFile.open(spec.path) as file:
             self._check(file)
-            language = self._language(file) if self._part.lead else None
             facts, options = file.facts, self._spec.load.options
             width, context = facts.embedding, options.context or min(facts.context, DEFAULT_CONTEXT)
+            intake = self._intake(file, context) if self._part.lead else None
             self._options = msgspec.structs.replace(options, context=context, slots=options.slots or 1)
             runtime = psutil.Process().memory_info().rss
             engine = Engine.load(
@@ -110,8 +109,8 @@ class Shard:
             with Mesh.connect(listener, self._mesh_spec(width), self._peers) as mesh:
                 self._stdio.emit(ShardLinked(*self._id))
                 counted = Meter(engine, mesh, ranks=self._part.ranks)
-                if language:
-                    self._lead(Pipeline(engine, mesh, counted), counted, *language)
+                if intake:
+                    self._lead(Pipeline(engine, mesh, counted), counted, intake)
                 else:
                     with telling(lambda: counted.stats(*self._id, None), self._stdio.emit):
                         follow(counted, mesh)
@@ -135,12 +134,10 @@ class Shard:
                 hint="copy the same file to all hosts, or pull it again",
             )
 
-    def _language(self, file: GgufFile) -> tuple[Tokenizer, ChatTemplate, str]:
-        from antfarm.model.template import ChatTemplate
-        from antfarm.model.tokenizer import Tokenizer
-        from antfarm.shard.pooling import pooling_of
+    def _intake(self, file: GgufFile, context: int) -> Intake:
+        from antfarm.shard.intake import Intake
 
-        return Tokenizer.from_gguf(file), ChatTemplate.from_gguf(file), pooling_of(file)
+        return Intake.from_gguf(file, context)
 
     def _progress(self) -> Callable[[int, int], None]:
         told = 0.0
@@ -182,23 +179,14 @@ class Shard:
             Secret(self._spec.secret),
         )
 
-    def _lead(
-        self,
-        pipeline: Pipeline,
-        counted: Meter,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        pooling: str,
-    ) -> None:
-        from antfarm.shard.intake import Intake
+    def _lead(self, pipeline: Pipeline, counted: Meter, intake: Intake) -> None:
         from antfarm.shard.lead import Lead
 
         sys.setswitchinterval(SWITCH_S)
         stages = len(self._spec.load.plan.stages())
-        intake = Intake(tokenizer, template, self._options.context, pooling).start(self._stdio.post)
-        lead = Lead(pipeline, self._options, stages, intake, self._stdio.emit)
+        lead = Lead(pipeline, self._options, stages, intake.start(self._stdio.post), self._stdio.emit)
         began = time.monotonic()
-        lead.prove(tokenizer.bos or 0)
+        lead.prove(intake.tokenizer.bos or 0)
         self._stdio.emit(ReplicaProved(*self._id[:2], time.monotonic() - began))
         with telling(lambda: counted.stats(*self._id, lead.stats()), self._stdio.emit):
             lead.serve(self._stdio.get)

@@ -17,8 +17,11 @@ MIB = 1 << 20
 # Resident memory of a shard process with the interpreter, numpy, ggml and our own modules, nothing loaded:
 # 42 to 47 MiB on Linux x86-64 (Python 3.11, numpy 2, ggml-python 0.0.45).
 _PROCESS = 48 * MIB
-# A lead's tokenizer and vocabulary: 25.6 MiB for SmolLM2's 49152 tokens.
-_TOKENIZER_PER_TOKEN = 560
+# A lead's tokenizer, and its vocabulary as grammars see it: 30 MiB for SmolLM2's 49152 tokens, 86 MiB for
+# Qwen2's 151936.
+_VOCABULARY_PER_TOKEN = 640
+# The library for grammars, and some in use.
+_GRAMMARS = 5 * MIB
 # The engine keeps the graphs of 16 step shapes; a layer's two halves take 2 x 20160 bytes in each.
 _GRAPHS_PER_LAYER = 16 * 2 * 20160
 # ggml's thread pool and plans, Python's objects for graphs, what allocators round up to. With it the resident
@@ -83,7 +86,8 @@ class Footprint:
             weights=self.weights(part),
             kv_cache=kv_bytes(self.facts, part.layers, len(part.kv_heads), options),
             compute=_compute(self.facts, part, options),
-            runtime=_PROCESS + (_TOKENIZER_PER_TOKEN * self.facts.vocabulary if part.lead else 0),
+            runtime=_PROCESS
+            + (_VOCABULARY_PER_TOKEN * self.facts.vocabulary + _GRAMMARS if part.lead else 0),
         )
 
 

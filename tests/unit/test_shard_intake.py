@@ -1,0 +1,126 @@
+"""From a task to what the lead runs: prompts, vectors, grammars, tokens and text, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models import Models
+
+from antfarm.errors import Reason
+from antfarm.messages import ChatMessage, Failure, TaskAssign, TaskOutput, Tool, Wanted
+from antfarm.model.gguf import GgufFile
+from antfarm.model.schema import MAX_REFS
+from antfarm.shard.intake import MAX_TEXT, Intake
+from antfarm.shard.pooling import LAST, MEAN, Pool
+from antfarm.shard.sequence import Sequence
+from antfarm.types import Sampling
+
+ASK = (ChatMessage("user", "Ants?"),)
+REST = Tool("rest")
+
+
+@pytest.fixture(scope="module")
+def intake(models: Models) -> Intake:
+    with GgufFile.open(models.path("tiny-llama")) as file:
+        return Intake.from_gguf(file, context=8000)
+
+
+def prepared(intake: Intake, wanted: Wanted | None = None, **task: Any) -> Sequence | TaskOutput | Failure:
+    sampling = task.pop("sampling", Sampling())
+    return intake.prepare(TaskAssign("t", "r", 1, sampling, **task, wanted=wanted or Wanted()), 0.0).outcome
+
+
+def sequence(intake: Intake, wanted: Wanted | None = None, **task: Any) -> Sequence:
+    outcome = prepared(intake, wanted, **task)
+    assert isinstance(outcome, Sequence), outcome
+    return outcome
+
+
+def refusal(intake: Intake, wanted: Wanted | None = None, **task: Any) -> tuple[str, object]:
+    outcome = prepared(intake, wanted, **task)
+    assert isinstance(outcome, Failure), outcome
+    return outcome.reason, outcome.numbers.get("param")
+
+
+def test_tools_are_told_to_the_model_and_the_form_to_the_client(intake: Intake) -> None:
+    plain = sequence(intake, messages=ASK)
+    tooled = sequence(intake, Wanted(tools=(REST,)), messages=ASK)
+    assert (plain.tools, tooled.tools) == ("", "hermes")
+    assert '"name": "rest"' in intake.tokenizer.decode(tooled.prompt.tolist())
+    assert len(tooled.prompt) > len(plain.prompt)
+
+
+def test_a_schema_bounds_the_first_token(intake: Intake) -> None:
+    row = np.zeros(512, np.float32)
+    bound = sequence(intake, Wanted(schema='{"type": "boolean"}'), text="x")
+    assert intake.tokenizer.token_bytes(bound.sampler.sample(row))[:1] in (b"t", b"f")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param"),
+    [
+        (Wanted(schema='{"type": "nonsense"}'), "response_format"),
+        (Wanted(schema=json.dumps({"anyOf": [{"$ref": "#"}] * (MAX_REFS + 1)})), "response_format"),
+        (Wanted(tools=(Tool("f", "", '{"type": 5}'),), tool_choice="required"), "tools"),
+        (
+            Wanted(tools=(REST, Tool("f", "", json.dumps({"anyOf": [{"$ref": "#"}] * (MAX_REFS + 1)})))),
+            "tools[1].function.parameters",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_its_field(
+    intake: Intake, wanted: Wanted, param: str
+) -> None:
+    assert refusal(intake, wanted, messages=ASK) == (Reason.INVALID_REQUEST, param)
+
+
+def test_ids_outside_the_vocabulary_are_refused(intake: Intake) -> None:
+    assert refusal(intake, tokens=(512,)) == (Reason.INVALID_REQUEST, "prompt")
+    assert refusal(intake, Wanted("text"), tokens=(-1,)) == (Reason.INVALID_REQUEST, "tokens")
+    biased = Sampling(logit_bias={512: 1.0})
+    assert refusal(intake, text="x", sampling=biased) == (Reason.INVALID_REQUEST, "logit_bias")
+    assert sequence(intake, text="x", sampling=Sampling(logit_bias={511: 1.0}))
+
+
+def test_tokens_and_text_need_no_slot_and_no_room(intake: Intake) -> None:
+    text = "ants " * 9000
+    output = prepared(intake, Wanted("tokens"), text=text)
+    assert isinstance(output, TaskOutput)
+    assert list(output.tokens) == intake.tokenizer.encode(text)
+    back = prepared(intake, Wanted("text"), tokens=output.tokens)
+    assert isinstance(back, TaskOutput)
+    assert back.text == text
+    empty = prepared(intake, Wanted("tokens"), text="")
+    assert isinstance(empty, TaskOutput) and empty.tokens == ()
+    assert refusal(intake, Wanted("tokens"), text="x" * (MAX_TEXT + 1))[0] == Reason.INVALID_REQUEST
+
+
+def test_vectors_are_pooled_as_the_file_says_or_refused(intake: Intake, models: Models) -> None:
+    pooled = sequence(intake, Wanted("vector"), text="ants")
+    assert pooled.pool
+    assert sequence(intake, text="ants").pool is None
+    with GgufFile.open(models.path("tiny-llama")) as file:
+        other = Intake.from_gguf(file, 64)
+    other._pooling = "cls"
+    assert refusal(other, Wanted("vector"), text="ants") == (Reason.INVALID_REQUEST, "model")
+
+
+@pytest.mark.parametrize("cuts", [(7,), (1, 6), (3, 3, 1)])
+def test_rows_are_pooled_in_pieces_as_in_one(cuts: tuple[int, ...]) -> None:
+    rows = np.random.default_rng(1).normal(size=(7, 5)).astype(np.float32)
+    wanted = {MEAN: rows.mean(axis=0), LAST: rows[-1]}
+    for kind, vector in wanted.items():
+        pool, at = Pool(kind, 7), 0
+        for cut in cuts:
+            assert not pool.complete
+            pool.add(rows[at : at + cut])
+            at += cut
+        assert pool.complete
+        assert pool.vector().dtype == np.dtype("<f4")
+        assert np.allclose(pool.vector(), vector / np.linalg.norm(vector), atol=1e-6)
+    nothing = Pool(MEAN, 1)
+    nothing.add(np.zeros((1, 5), np.float32))
+    assert nothing.vector().tolist() == [0] * 5
