@@ -171,6 +171,21 @@ def test_a_schema_that_cannot_be_followed_is_refused(client: OpenAI, schema: Any
     assert words in raised.value.message
 
 
+def test_a_schema_as_deep_as_is_allowed_is_compiled(client: OpenAI) -> None:
+    """The compiler recurses natively: a stack too small for it would end the process."""
+    links = {f"d{i}": _anything_of({"$ref": f"#/$defs/d{i + 1}"}, 29) for i in range(30)}
+    schema = {"$defs": {**links, "d30": {"enum": ["left"]}}, "$ref": "#/$defs/d0"}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = client.chat.completions.create(model="tiny", messages=ASK, response_format=form, max_tokens=20)
+    assert answer.choices[0].message.content == '"left"'
+
+
+def _anything_of(schema: Any, levels: int) -> Any:
+    for _ in range(levels):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
 def test_bias_decides(client: OpenAI) -> None:
     ask: Any = {"model": "tiny", "prompt": [40, 41], "max_tokens": 3, "temperature": 0}
     assert client.completions.create(**ask, logit_bias={"65": 100}).choices[0].text == "AAA"

@@ -168,6 +168,7 @@ def test_a_template_that_knows_none_is_told_in_words() -> None:
         {"enum": ["x" * MAX_CHARS]},
         {"anyOf": [{"$ref": "#/$defs/a"}] * (MAX_REFS + 1)},
         json.loads('{"items":' * MAX_DEPTH + "{}" + "}" * MAX_DEPTH),
+        [json.loads('{"items":' * 59 + "{}" + "}" * 59), *[{"$ref": "#"}] * 40],
     ],
 )
 def test_a_schema_beyond_the_limits_is_refused(schema: Any) -> None:

@@ -1,7 +1,8 @@
 """JSON schemas from clients: how large one may be. Pure.
 
 The compiler of grammars bounds its own work, but recurses natively along references and nesting: some
-thousands of them overflow its stack and end the process. What is allowed here stays far below that.
+thousands of levels overflow an ordinary stack of 8 MiB and end the process. `STACK` bytes hold what is
+allowed here many times over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from antfarm.errors import Reason, RequestError
 MAX_CHARS = 100_000
 MAX_DEPTH = 64
 MAX_REFS = 200
+MAX_LEVELS = 2000  # that a chain of all references, each into the deepest nesting, could add up to
+STACK = 64 << 20  # for the thread that compiles
 
 
 def check_schema(text: str, param: str) -> None:
@@ -25,6 +28,11 @@ def check_schema(text: str, param: str) -> None:
         raise refused(param, f"the schema is nested more than {MAX_DEPTH} levels deep")
     if refs > MAX_REFS:
         raise refused(param, f"the schema has {refs} references ($ref); at most {MAX_REFS} are followed")
+    if depth * (refs + 1) > MAX_LEVELS:
+        raise refused(
+            param,
+            f"the schema has {refs} references ($ref) to what may be {depth} levels deep, which is too much",
+        )
 
 
 def refused(param: str, why: str) -> RequestError:

@@ -19,7 +19,7 @@ import numpy as np
 from antfarm.errors import AntfarmError, Reason, RequestError
 from antfarm.messages import Failure, TaskAssign, TaskOutput, Wanted
 from antfarm.model.gguf import GgufFile
-from antfarm.model.schema import check_schema
+from antfarm.model.schema import STACK, check_schema
 from antfarm.model.template import ChatTemplate
 from antfarm.model.tokenizer import Tokenizer
 from antfarm.model.toolform import CALL_END, ToolForm, grammar
@@ -82,7 +82,9 @@ class Intake:
             while True:
                 done(self.prepare(*tasks.get()))
 
+        before = threading.stack_size(STACK)
         threading.Thread(target=work, name="intake", daemon=True).start()
+        threading.stack_size(before)
         return lambda task: tasks.put((task, time.perf_counter()))
 
     def _sequence(self, task: TaskAssign, arrived: float) -> Sequence:
