@@ -10,7 +10,8 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,16 @@ async def bus(server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 def facts(forager: str, pid: int = 1) -> ForagerFacts:
     return ForagerFacts(forager, "host", "127.0.0.1", 2, 1, 1 << 30, ("CPU",), (), "0", pid, 0.0)
+
+
+@contextmanager
+def stopped(server: EmbeddedServer) -> Iterator[None]:
+    """The server hangs in this block: its connections stand, and nothing is answered."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 # ---- the server
@@ -229,6 +240,31 @@ async def test_a_client_survives_a_restart_of_the_server(tmp_path: Path) -> None
         await bus.close()
 
 
+async def test_a_server_that_hangs_is_known_and_so_is_its_return(server: EmbeddedServer, bus: Bus) -> None:
+    assert await bus.answers(5)
+    with stopped(server):
+        assert bus.connected
+        assert not await bus.answers(0.2)
+    assert await bus.answers(5)
+    assert await bus.answers(5)  # what answered too late has broken nothing
+    await bus.close()
+    assert not await bus.answers(0.2)
+
+
+async def test_a_connection_that_breaks_while_it_is_closed_is_closed(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken() -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    bus = await Bus.connect(server.url, TOKEN, "unlucky")
+    really = bus._nats.close
+    monkeypatch.setattr(bus._nats, "close", broken)
+    await bus.close()
+    await asyncio.wait_for(bus.wait_closed(), 1)
+    await really()
+
+
 # ---- the registry
 
 
@@ -279,6 +315,48 @@ async def test_a_dead_queens_lease_is_taken_over_and_the_old_one_learns_of_it(
     with pytest.raises(StateError) as caught:
         await asyncio.wait_for(lease.keep(), 10)
     assert caught.value.reason is Reason.COLONY_EXISTS
+
+
+async def test_a_lease_is_kept_through_a_hang_of_the_bus(
+    server: EmbeddedServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server carries out the renewal whose answer came too late; its revision is then unknown."""
+    monkeypatch.setattr("antfarm.bus.client.REQUEST_S", 0.3)
+    monkeypatch.setattr("antfarm.bus.registry.RENEW_S", 0.05)
+    lease = await (await Registry.open(bus)).acquire("queen on a")
+    keeping = asyncio.create_task(lease.keep())
+    with stopped(server):
+        await asyncio.sleep(0.7)  # two renewals give up
+    done, _ = await asyncio.wait([keeping], timeout=1.5)
+    assert not done
+    keeping.cancel()
+    await lease._renew()
+
+
+async def test_members_and_the_lease_are_there_again_after_a_restart(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as first:
+        port = first.port
+        bus = await Bus.connect(first.url, TOKEN, "queen")
+        registry = await Registry.open(bus)
+        lease = await registry.acquire("queen on a")
+    try:
+        async with running_server(tmp_path, port=port), asyncio.timeout(20):
+            while not await bus.answers(1):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await lease._renew()
+            await lease._renew()
+            await registry.put(facts("a"))
+            assert await registry.snapshot() == [facts("a")]
+    finally:
+        await bus.close()
+
+
+async def test_members_need_no_disk(bus: Bus) -> None:
+    await OpsLog.open(bus)
+    await bus.jetstream().add_stream(name="HOG", subjects=["hog"], max_bytes=230 << 20)
+    registry = await Registry.open(bus)
+    await registry.put(facts("a"))
+    assert (await bus.jetstream().stream_info("KV_antfarm-members")).config.storage == "memory"
 
 
 # ---- the ops log

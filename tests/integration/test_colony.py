@@ -20,7 +20,7 @@ from support.world import GREEDY, World, colony_at
 
 from antfarm.bus import Bus
 from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
-from antfarm.config import Home
+from antfarm.config import HEARTBEAT_S, LOST_AFTER_S, Home
 from antfarm.errors import AntfarmError, Reason
 from antfarm.forager import Forager, ForagerSettings
 from antfarm.messages import (
@@ -287,6 +287,23 @@ async def test_a_crash_of_the_bus_costs_no_model(world: World, tiny: Path) -> No
 
     assert len(await asyncio.wait_for(answers(), 30)) == 3
     assert world.queen.status()[0].epoch == 1
+
+
+async def test_a_bus_that_hangs_costs_nothing(world: World, tiny: Path) -> None:
+    """While nobody can be heard, nobody is judged; afterwards everyone has the whole time again."""
+    await asyncio.gather(world.forager("a"), world.forager("b"))
+    await world.load(tiny, 2)
+    server = world.queen._server
+    assert server
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(LOST_AFTER_S + 4)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await asyncio.sleep(HEARTBEAT_S + 1)
+    assert not any(job.done() for job in world.queen._jobs)
+    assert len(await world.ask(Sampling(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0))) == 3
+    assert "forager-lost" not in [event.kind for event in await world.ops()]
 
 
 async def test_a_queen_that_crashed_is_replaced_at_once(world: World, tiny: Path) -> None:

@@ -18,6 +18,7 @@ import nats.js.errors
 from nats.aio.client import Client
 
 from antfarm.bus.subject import RequestSubject, Subject
+from antfarm.bus.subjects import PREFIX
 from antfarm.config import REQUEST_S
 from antfarm.errors import AntfarmError, BusError, Reason
 from antfarm.messages import Failure
@@ -28,6 +29,7 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
+RETRY_S = 2.0  # between attempts to reconnect, at most; well below LOST_AFTER_S
 RESETS = 8  # while connecting, before a server that resets every connection counts as unreachable
 BACKLOG = 65_536  # messages that one subscriber may leave unread
 
@@ -186,6 +188,23 @@ class Bus:
         """Bytes of the largest message the server takes."""
         return int(self._nats.max_payload)
 
+    async def answers(self, within: float) -> bool:
+        """Whether the server responds in time: it may hang while its connections stand.
+
+        By a request that nobody serves, which the server itself answers. Not by a PING: NATS's client
+        does not survive a PONG that comes too late.
+        """
+        if not self.connected:
+            return False
+        try:
+            await self._nats.request(f"{PREFIX}.nobody", timeout=within)
+        except nats.errors.NoRespondersError:
+            return True
+        except (nats.errors.Error, OSError) as error:
+            log.debug("the bus at %s does not answer: %s", self.url, error or type(error).__name__)
+            return False
+        return True
+
     async def wait_closed(self) -> None:
         """Return when the connection has ended for good: by `close`, or because the server refuses us."""
         await self._closed.wait()
@@ -203,7 +222,10 @@ class Bus:
                 await self._nats.flush(timeout=1)
             except (nats.errors.Error, OSError) as error:
                 log.warning("closing the bus with messages unsent: %s", error)
-        await self._nats.close()
+        try:
+            await self._nats.close()
+        except (nats.errors.Error, OSError) as error:  # the connection broke before, or does now
+            log.debug("closing the bus: %s", error or type(error).__name__)
         self._end()
 
     def jetstream(self) -> Any:
@@ -360,6 +382,7 @@ class Bus:
 
 
 def _backoff(servers: list[Any], _info: dict[str, Any]) -> tuple[Any, float]:
-    """NATS asks which server to try next, and after how many seconds: the least tried, up to 5 s apart."""
+    """NATS asks which server to try next, and after how many seconds: the least tried, soon enough that who
+    comes back last is not lost for those who came back first."""
     server = min(servers, key=lambda s: s.reconnects)
-    return server, min(5.0, 0.1 * 2.0 ** min(server.reconnects, 6))
+    return server, min(RETRY_S, 0.1 * 2.0 ** min(server.reconnects, 6))

@@ -1,7 +1,8 @@
 """The Worker Node Registry: a KV bucket of live foragers with their facts, and the queen's lease.
 
 Entries expire on the server, which tells nobody; whoever needs to know that a forager is gone
-judges by its own clock when it last heard of it.
+judges by its own clock when it last heard of it. The bucket is in the server's memory: a full disk ends
+no membership, and after a restart everyone's next heartbeat makes it anew.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any, Self
 
 import msgspec
 import nats.errors
-from nats.js.api import KeyValueConfig
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.api import KeyValueConfig, StorageType
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoStreamResponseError
 
 from antfarm.bus.client import Bus, Subscription, bus_error
 from antfarm.bus.subject import Subject
@@ -23,7 +24,7 @@ from antfarm.messages import ForagerFacts, ListModels
 
 log = logging.getLogger(__name__)
 
-BUCKET = "antfarm-registry"
+BUCKET = "antfarm-members"
 EXPIRY_S = 10.0  # of an entry that nobody renews
 RENEW_S = 3.0  # between renewals of the lease
 _MAX_BYTES = 16 << 20
@@ -50,9 +51,8 @@ class Registry:
     @classmethod
     async def open(cls, bus: Bus) -> Self:
         """Bind to the bucket, making it when it is not there. Raises BusError."""
-        config = KeyValueConfig(bucket=BUCKET, history=1, ttl=EXPIRY_S, max_bytes=_MAX_BYTES)
         try:
-            return cls(bus, await bus.jetstream().create_key_value(config))
+            return cls(bus, await _open(bus))
         except (nats.errors.Error, OSError) as error:
             raise bus_error(error, bus.url) from error
 
@@ -119,13 +119,14 @@ class Registry:
     # ---- the queen's lease
 
     async def acquire(self, holder: str) -> Lease:
-        """The right to be this bus's queen; `holder` says who, for the one that comes second.
+        """The right to be this bus's queen; `holder` says who, for the one that comes second, and no two
+        queens say the same.
 
         A lease whose holder no longer answers on the bus (it crashed) is taken over at once.
         Raises StateError `colony-exists` while another queen lives.
         """
         try:
-            return Lease(self._bucket, holder, await self._bucket.create(_QUEEN, holder.encode()))
+            return Lease(self._bus, self._bucket, holder, await self._bucket.create(_QUEEN, holder.encode()))
         except KeyWrongLastSequenceError:
             return await self._take_over(holder)
         except (nats.errors.Error, OSError) as error:
@@ -150,7 +151,7 @@ class Registry:
                 f"another queen has just started on the bus at {self._bus.url}",
                 hint="one bus has one queen",
             ) from None
-        return Lease(self._bucket, holder, revision)
+        return Lease(self._bus, self._bucket, holder, revision)
 
     async def _queen_answers(self) -> bool:
         try:
@@ -163,9 +164,10 @@ class Registry:
 class Lease:
     """The right to be the queen, for as long as `keep` runs."""
 
-    def __init__(self, bucket: Any, holder: str, revision: int) -> None:
+    def __init__(self, bus: Bus, bucket: Any, holder: str, revision: int) -> None:
+        self._bus = bus
         self._bucket = bucket
-        self._holder = holder
+        self._holder = holder.encode()
         self._revision = revision
 
     async def keep(self) -> None:
@@ -184,11 +186,25 @@ class Lease:
                 log.warning("the queen's lease is not renewed: %s", error or type(error).__name__)
 
     async def _renew(self) -> None:
-        data = self._holder.encode()
+        """Raises KeyWrongLastSequenceError when the lease is another's."""
         try:
-            self._revision = await self._bucket.update(_QUEEN, data, last=self._revision)
-        except KeyWrongLastSequenceError:  # expired while the bus was away, unless somebody took it
-            self._revision = await self._bucket.create(_QUEEN, data)
+            self._revision = await self._bucket.update(_QUEEN, self._holder, last=self._revision)
+        except KeyWrongLastSequenceError:
+            self._revision = await self._reclaim()
+        except NoStreamResponseError:  # a server that was restarted has no bucket until someone makes it
+            self._bucket = await _open(self._bus)
+            self._revision = await self._reclaim()
+
+    async def _reclaim(self) -> int:
+        """The lease is not at the revision that we know: it expired, or the server carried out a write
+        whose answer we did not wait for, or another queen has it."""
+        try:
+            entry = await self._bucket.get(_QUEEN)
+        except KeyNotFoundError:
+            return int(await self._bucket.create(_QUEEN, self._holder))
+        if entry.value != self._holder:
+            raise KeyWrongLastSequenceError
+        return int(await self._bucket.update(_QUEEN, self._holder, last=entry.revision))
 
     async def release(self) -> None:
         """Give the lease back so that another queen starts at once."""
@@ -196,6 +212,14 @@ class Lease:
             await self._bucket.delete(_QUEEN, last=self._revision)
         except (nats.errors.Error, OSError) as error:
             log.debug("the lease is left to expire: %s", error)
+
+
+async def _open(bus: Bus) -> Any:
+    """The bucket, made when it is not there. Raises NATS's errors."""
+    config = KeyValueConfig(
+        bucket=BUCKET, history=1, ttl=EXPIRY_S, max_bytes=_MAX_BYTES, storage=StorageType.MEMORY
+    )
+    return await bus.jetstream().create_key_value(config)
 
 
 def _key(forager: str) -> str:

@@ -122,25 +122,31 @@ class Forager:
     # ---- what it tells
 
     async def _beat(self) -> None:
-        """Renew the registry's entry for as long as the forager lives."""
-        heard = True
+        """Renew the registry's entry for as long as the forager lives.
+
+        The queen hears a heartbeat as it passes the bus, whether or not it can be stored: waiting for a
+        store that hangs or is full must not delay the next one.
+        """
+        stored = True
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
-                await self._registry.put(self._facts_now())
-                heard = True
-            except AntfarmError as error:
-                if heard:
-                    log.warning("no heartbeat: %s", error)
-                heard = False
-                await self._reopen()
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._put()
+                stored = True
+            except (AntfarmError, TimeoutError) as error:
+                if stored:
+                    log.warning("a heartbeat was not stored: %s", error or "no answer from the bus")
+                stored = False
 
-    async def _reopen(self) -> None:
-        """A bus that was replaced has no registry until someone makes it."""
+    async def _put(self) -> None:
+        """A bus that was restarted has no registry until someone makes it."""
         try:
-            self._registry = await Registry.open(self._bus)
-        except AntfarmError as error:
-            log.debug("no registry: %s", error)
+            await self._registry.put(self._facts_now())
+        except BusError as error:
+            if error.reason is Reason.BUS_UNREACHABLE and self._bus.connected:
+                self._registry = await Registry.open(self._bus)
+            raise
 
     def _facts_now(self) -> ForagerFacts:
         return msgspec.structs.replace(self._facts, shards=self._nursery.statuses())

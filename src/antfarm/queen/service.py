@@ -183,7 +183,10 @@ class Queen:
         return [job for one in wanted if (job := self._performer.begin(one))]
 
     async def _begin(self, registry: Registry) -> None:
-        self._lease = await registry.acquire(f"process {os.getpid()} on {socket.gethostname()}")
+        began = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._lease = await registry.acquire(
+            f"process {os.getpid()} on {socket.gethostname()}, started {began},"
+        )
         await self.tasks.start()
         changes, shards = await registry.watch(), await self._bus.subscribe(SHARD_EVENTS)
         for facts in await registry.snapshot():
@@ -212,7 +215,7 @@ class Queen:
 
     async def _tick(self) -> None:
         while True:
-            self._happened(Tick(listening=self._bus.connected))
+            self._happened(Tick(listening=await self._bus.answers(HEARTBEAT_S)))
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _keep_server(self, server: EmbeddedServer) -> None:
