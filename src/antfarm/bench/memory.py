@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -16,17 +15,15 @@ BLOCK = 512 << 20  # bytes; far larger than any cache
 def read_bandwidth(cpu: int, repeats: int = 5) -> float:
     """Bytes a second that one core reads, the best of some passes over 512 MiB.
 
-    The C library's memchr for a byte that is not there does nothing but read, with vector loads.
+    A pass adds up numbers, the least work that looks at each of them. A bare search for a byte, which
+    does not even that, is up to a third faster on processors with wide vectors.
     """
-    memchr = ctypes.CDLL(None).memchr
-    memchr.restype = ctypes.c_void_p
-    memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    data = np.ones(BLOCK, np.uint8)
+    data = np.ones(BLOCK // 4, np.float32)
     best = float("inf")
     with pinned({cpu}):
         for _ in range(repeats):
             began = time.perf_counter()
-            memchr(data.ctypes.data, 0, BLOCK)
+            data.sum()
             best = min(best, time.perf_counter() - began)
     return BLOCK / best
 
