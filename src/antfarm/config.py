@@ -34,6 +34,10 @@ class Home:
         models = os.environ.get("ANTFARM_MODELS")
         return cls(path, Path(models).expanduser().absolute() if models else None)
 
+    def make(self) -> None:
+        """Make the folder unless it is there, for its owner alone."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
     @property
     def models(self) -> Path:
         return self.shared_models or self.path / "models"

@@ -30,11 +30,11 @@ class Secret:
     @classmethod
     def load_or_create(cls, path: Path) -> Secret:
         """The secret in `path`; made there (mode 0600) when the file does not exist."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            return cls(path.read_text().strip())
+            return cls(_text(path))
         with os.fdopen(descriptor, "w") as file:
             text = secrets.token_urlsafe(24)
             file.write(text + "\n")
@@ -61,6 +61,15 @@ class Secret:
 
     def __repr__(self) -> str:
         return "Secret(...)"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise AntfarmError(
+            Reason.BAD_SETTING, f"{path} holds no secret: it is not text", hint="restore it, or remove it"
+        ) from error
 
 
 def write_private(path: Path, text: str) -> None:

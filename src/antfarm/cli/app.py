@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import os
 import signal
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -13,8 +16,9 @@ import typer
 
 import antfarm
 from antfarm.cli import ask, bench, colony, daemons, doctor, models, nodes, top
-from antfarm.cli.output import complain
+from antfarm.cli.output import complain, say
 from antfarm.cli.session import Session
+from antfarm.client.disk import private, usable
 from antfarm.config import Home
 from antfarm.errors import AntfarmError, Reason
 
@@ -32,7 +36,7 @@ for group in (colony, daemons, models, nodes, top, ask, doctor, bench):
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"antc {antfarm.__version__}")
+        say(f"antc {antfarm.__version__}")
         raise typer.Exit
 
 
@@ -54,22 +58,33 @@ def everywhere(
     context.ensure_object(Session).home = Home.find(home)
 
 
-def main() -> None:
+def run() -> None:
     """Run one command. Exits 0, 1 with a reason on stderr, 2 for wrong usage, or 130 for Ctrl-C."""
+    _open_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
     session = Session()
     try:
-        app(obj=session)
+        with typed(session):
+            app(obj=session, prog_name="antc")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except AntfarmError as error:
         complain(error)
-    except Exception as error:
-        path = _open_error_log(session.home)
-        logging.exception("antc %s", antfarm.__version__)
-        what = f"{type(error).__name__}: {error}"
-        complain(AntfarmError(Reason.INTERNAL, what, hint=f"the traceback is in {path}"))
+    except Exception as error:  # noqa: BLE001 - it is written down, whole
+        complain(_mistake(session.home, error))
     sys.exit(1)
+
+
+@contextlib.contextmanager
+def typed(session: Session) -> Iterator[None]:
+    """What the disk refuses, with the home that the command turned out to be about."""
+    try:
+        yield
+    except OSError as error:
+        with usable(session.home):
+            raise error
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -77,9 +92,24 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _open_error_log(home: Home) -> Path:
-    """The traceback of a mistake of ours goes to a file, not into the reader's face."""
-    home.logs.mkdir(parents=True, exist_ok=True)
+def _open_closed_streams() -> None:
+    """A standard stream that is closed (`>&-`) would lend its number to the next file that is opened."""
+    for number, mode, name in ((0, "r", "stdin"), (1, "w", "stdout"), (2, "w", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - as long as we run
+
+
+def _mistake(home: Home, error: Exception) -> AntfarmError:
+    """The traceback of a mistake of ours goes to a file, not into the reader's face, if it can."""
     path = home.logs / "antc-error.log"
-    logging.basicConfig(filename=path, filemode="w", format="%(asctime)s %(message)s", force=True)
-    return path
+    try:
+        home.make()
+        home.logs.mkdir(exist_ok=True, mode=0o700)
+        with open(path, "w", opener=private) as log:
+            traceback.print_exception(error, file=log)
+        hint = f"the traceback is in {path}"
+    except OSError as refused:
+        hint = f"its traceback could not be kept: {refused}"
+    return AntfarmError(Reason.INTERNAL, f"{type(error).__name__}: {error}", hint=hint)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from antfarm.cli.options import Json
-from antfarm.cli.output import document, note
+from antfarm.cli.output import document, note, put
 from antfarm.cli.session import home_of
 
 if TYPE_CHECKING:
@@ -107,14 +107,12 @@ def _answer(api: Answers, body: dict[str, Any], *, stoppable: bool = False) -> s
                 for choice in last["choices"]:
                     piece = choice["delta"].get("content") or ""
                     text += piece
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
+                    put(piece)
     except KeyboardInterrupt:
         if not stoppable:
             raise
     finally:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        put("\n")
     note(_summary(last))
     return text
 

@@ -36,12 +36,13 @@ def queen(
     from antfarm.cli.joining import hide_key
     from antfarm.cli.serve import run_daemon
     from antfarm.cli.serve_queen import serve_queen
+    from antfarm.client.disk import usable
     from antfarm.client.launch import QueenOptions, Starter
 
     home = home_of(context)
     hide_key(home, api_key)
     options = QueenOptions(listen, api_port, bus_port, bus, file_path(bus_token))
-    with Starter(ready_fd) as starter:
+    with Starter(ready_fd) as starter, usable(home):
         run_daemon(home, "queen", "", starter, lambda daemon: serve_queen(daemon, options))
 
 
@@ -79,13 +80,14 @@ def forager(
     from antfarm.cli.joining import take_invitation
     from antfarm.cli.serve import run_daemon
     from antfarm.cli.serve_forager import forager_settings, serve_forager
+    from antfarm.client.disk import usable
     from antfarm.client.launch import ForagerOptions, Starter
 
     home = home_of(context)
     invitation = take_invitation(home, join) if join else None
     options = ForagerOptions(name, parse_size(memory), threads, parse_numbers(cpus), listen)
     token_file = file_path(bus_token)
-    with Starter(ready_fd) as starter:
+    with Starter(ready_fd) as starter, usable(home):
         settings = forager_settings(home, options, invitation, token_file)
         run_daemon(
             home,

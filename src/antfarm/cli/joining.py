@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from typing import NoReturn
@@ -30,7 +31,8 @@ class Invitation:
         body = text.strip().removeprefix("antc forager --join ").removeprefix(SCHEME)
         address, _, secret = body.partition("/")
         host, _, port = address.rpartition(":")
-        if not text.strip().startswith((SCHEME, "antc ")) or not host or not port.isdecimal():
+        valid = host and port.isdecimal() and 0 < int(port) < 1 << 16
+        if not text.strip().startswith((SCHEME, "antc ")) or not valid or any(map(str.isspace, body)):
             raise RequestError(
                 Reason.BAD_SETTING,
                 "--join takes antfarm://HOST:PORT/SECRET",
@@ -89,6 +91,7 @@ def start_again(arguments: list[str]) -> NoReturn:
     the process is the one way to be rid of them.
     """
     environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C waits until it can be handled
     os.execve(sys.executable, [sys.executable, "-m", "antfarm", *arguments], environment)
 
 

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 
-from antfarm.errors import AntfarmError
+from antfarm.errors import AntfarmError, Reason, StateError
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def say(text: str = "") -> None:
-    typer.echo(text)
+    put(text + "\n")
+
+
+def put(text: str) -> None:
+    """To stdout at once."""
+    with _writable():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
+    """Raises `StateError` `bad-setting` when stdout can't be written, as to a full disk."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # a reader that has seen enough, as `head` does, is no error
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered goes there when we end
+        raise StateError(Reason.BAD_SETTING, f"stdout can't be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
@@ -45,7 +66,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         grid.add_row(*map(Text, row))
     console = Console(width=None if sys.stdout.isatty() else 1000)
-    console.print(grid)
+    with _writable():
+        console.print(grid)
 
 
 def size(count: float) -> str:

@@ -54,8 +54,9 @@ def run_daemon(
         daemon = Daemon(home, role, announce, starter)
         try:
             asyncio.run(_until_stopped(daemon, body))
-        except AntfarmError as error:
-            log.error("%s", error)
+        except Exception as error:
+            if starter.waits:  # in the foreground it is told once, at the end
+                log.error("%s", error, exc_info=not isinstance(error, AntfarmError))
             raise
     if daemon.signal == signal.SIGINT:
         raise typer.Exit(130)

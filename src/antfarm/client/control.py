@@ -133,8 +133,17 @@ def no_colony(home: Home) -> StateError:
     )
 
 
+def _token(file: Path) -> str:
+    try:
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(
+            Reason.BAD_SETTING, f"the bus's token can't be read: {error}", hint="check --bus-token"
+        ) from error
+
+
 def bus_token(home: Home, token_file: str) -> str:
     """What the bus asks of us: the content of `token_file` for a NATS of your own, else the colony's."""
     if token_file:
-        return Path(token_file).read_text().strip()
+        return _token(Path(token_file))
     return Secret.load_or_create(home.secret_file).bus_token()

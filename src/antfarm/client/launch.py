@@ -204,7 +204,8 @@ class _Daemon:
     @classmethod
     def spawn(cls, home: Home, command: list[str], name: str) -> _Daemon:
         """Start `antc COMMAND` in a session of its own, reading nothing from the terminal."""
-        home.logs.mkdir(parents=True, exist_ok=True)
+        home.make()
+        home.logs.mkdir(exist_ok=True, mode=0o700)
         words = home.logs / f"{name}.out"
         ready, told = os.pipe()
         output = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -295,3 +296,5 @@ class Starter:
     ) -> None:
         if isinstance(error, AntfarmError):
             self.tell(Failure.of(error))
+        elif isinstance(error, Exception):
+            self.tell(Failure(Reason.INTERNAL, f"{type(error).__name__}: {error}"))

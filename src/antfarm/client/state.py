@@ -10,16 +10,17 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 import psutil
 
+from antfarm.client.disk import private
 from antfarm.config import Home
 from antfarm.errors import Reason, StateError
 
 CLOCK_STEP_S = 10.0  # how far a start time may seem to move when the system's clock is set
-RIVALS = {"up": ("up", "queen"), "queen": ("queen",), "forager": ("forager",)}
+RIVALS = {"up": ("up", "queen", "forager"), "queen": ("queen",), "forager": ("forager",)}
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ class Process(msgspec.Struct, frozen=True):
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.started) < CLOCK_STEP_S
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, ValueError, OverflowError):  # the last two: no process ever had this id
             return None
 
 
@@ -61,7 +62,7 @@ def read(home: Home) -> ColonyState:
         state = msgspec.json.decode(home.state_file.read_bytes(), type=ColonyState)
     except FileNotFoundError:
         return ColonyState()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateError(
             Reason.BAD_SETTING,
             f"{home.state_file} can't be read: {error}",
@@ -90,13 +91,16 @@ def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process],
 
     with _locked(home):
         for other in others():
-            if other.role in RIVALS[role] and other.name == name:
+            if other.role in RIVALS[role] and (other.name == name or role == "up"):
                 raise _taken(home, other)
         _write(home, (*others(), mine))
     try:
         yield announce
     finally:
-        with _locked(home):
+        with (
+            suppress(OSError),
+            _locked(home),
+        ):  # a full disk: an entry of a process that has ended does no harm
             _write(home, others())
 
 
@@ -111,8 +115,8 @@ def _taken(home: Home, other: Process) -> StateError:
 
 @contextmanager
 def _locked(home: Home) -> Iterator[None]:
-    home.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with home.lock_file.open("w") as lock:
+    home.make()
+    with open(home.lock_file, "w", opener=private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -120,5 +124,6 @@ def _locked(home: Home) -> Iterator[None]:
 def _write(home: Home, processes: Iterable[Process]) -> None:
     """Replace the state in one step, so that a reader never sees half of it."""
     fresh = home.state_file.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(ColonyState(tuple(processes)))))
+    with open(fresh, "wb", opener=private) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(ColonyState(tuple(processes)))))
     fresh.replace(home.state_file)
