@@ -102,8 +102,9 @@ def test_ctrl_c_at_any_moment_is_quiet(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_waits_until_a_replaced_process_can_handle_it(tmp_path: Path) -> None:
-    code = "import os, signal; from antfarm.cli import joining\n"
-    code += "os.execve = lambda *a: os.kill(os.getpid(), signal.SIGINT) or os.execv(a[0], a[1])\n"
+    code = "import os, signal, threading; from antfarm.cli import joining\n"
+    code += "press = lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)\n"
+    code += "os.execve = lambda *a: press() or os.execv(a[0], a[1])\n"
     code += "joining.start_again(['--version'])"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=60

@@ -91,6 +91,8 @@ def start_again(arguments: list[str]) -> NoReturn:
     the process is the one way to be rid of them.
     """
     environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C waits until it can be handled
     os.execve(sys.executable, [sys.executable, "-m", "antfarm", *arguments], environment)
 
