@@ -19,7 +19,7 @@ MIB = 1 << 20
 _PROCESS = 48 * MIB
 # A lead's tokenizer, and its vocabulary as grammars see it: 42 MiB for SmolLM2's 49152 tokens, 121 MiB
 # for Qwen2's 151936.
-_VOCABULARY_PER_TOKEN = 970
+_VOCABULARY_PER_TOKEN = 860
 # The library for grammars, and some in use.
 _GRAMMARS = 5 * MIB
 # The engine keeps the graphs of 16 step shapes; a layer's two halves take 2 x 20160 bytes in each.
