@@ -98,10 +98,10 @@ def test_chunks_shrink_when_the_machine_slows_down() -> None:
 @settings(max_examples=50, deadline=None)
 @given(
     chunk=st.integers(1, 300),
-    share=st.floats(0.2, 1),
-    sweep=st.floats(1e-4, 0.1),
+    share=st.floats(0.2, 0.8),
+    sweep=st.floats(0.005, 0.1),
     row=st.floats(1e-5, 0.01),
-    answer=st.floats(0.01, 1),
+    answer=st.floats(0.01, 0.3),
     wants=st.lists(st.sampled_from([(True, True), (True, False), (False, True)]), max_size=60),
 )
 def test_any_machine_is_served(
@@ -117,4 +117,4 @@ def test_any_machine_is_served(
             sizes.add(rows)
     assert len(sizes) <= 8
     kinds = {step(pacer, on, prompts=True, answers=True)[0] for _ in range(500)}
-    assert Kind.PROMPT in kinds and (share == 1 or Kind.ANSWER in kinds)
+    assert kinds == {Kind.PROMPT, Kind.ANSWER}
