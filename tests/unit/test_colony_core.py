@@ -189,7 +189,7 @@ def test_a_shard_that_fails_while_loading_stops_the_others(script: Script) -> No
     assert out == [
         SendStop("a", "m-1", 1),
         SendStop("b", "m-1", 1),
-        LogOps("model-failed", "m", BROKEN.message, BROKEN.reason),
+        LogOps("model-failed", "m", f"shard 1 on b: {BROKEN.message}", BROKEN.reason),
     ]
     assert script.on(ShardHeard(ShardFailed("m-1", 1, 0, BROKEN))) == []
     assert script.refusal().reason is Reason.SHARD_FAILED
@@ -383,7 +383,9 @@ def test_a_new_split_that_fails_keeps_the_old_one(script: Script) -> None:
     out = script.on(ShardHeard(ShardFailed("m-1", 2, 0, BROKEN)))
     assert out[:2] == [SendStop("b", "m-1", 2), SendStop("a", "m-1", 2)]
     assert script.colony.route("m").epoch == 1
-    assert [r.failure for r in script.colony.models()[0].replicas()] == [BROKEN, None]
+    failed, serving = script.colony.models()[0].replicas()
+    assert failed.failure and failed.failure.message == f"shard 0 on b: {BROKEN.message}"
+    assert serving.failure is None
     assert kinds(script.loads(epoch=3, split=2, reshard=True)) == ["SendLoad", "SendLoad"]
 
 

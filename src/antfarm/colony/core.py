@@ -15,6 +15,7 @@ import msgspec
 
 from antfarm.colony import blame, refusals
 from antfarm.colony.events import (
+    Broke,
     Describe,
     Described,
     DescribeFailed,
@@ -35,15 +36,14 @@ from antfarm.colony.events import (
     Tick,
     UnloadAsked,
 )
-from antfarm.colony.placement import assign, split_request
+from antfarm.colony.names import Retired, forget_failed, offered
+from antfarm.colony.placement import assign, renewed, split_request
 from antfarm.colony.progress import advance, gone, hear
 from antfarm.colony.routing import least_loaded
 from antfarm.colony.state import Forager, Key, Limits, Model, Phase, Replica, Seat
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import Failure, ForagerFacts, LoadModel, ShardFailed, ShardStats
-from antfarm.types import RunOptions
 
-RETIRED_NAMES = 256  # remembered, to tell a retired model from one that never was
 NAP_S = 2.0  # between two ticks: the queen herself was asleep, and heard nobody
 
 
@@ -57,7 +57,7 @@ class Colony:
         self._foragers: dict[str, Forager] = {}
         self._models: dict[str, Model] = {}
         self._replicas: dict[Key, Replica] = {}  # those that have, or may have, processes
-        self._retired: dict[str, None] = {}  # names, oldest first
+        self._retired = Retired()
         self._handlers: dict[type, Callable[[Any, float], list[Instruction]]] = {
             ForagerHeard: self._forager_heard,
             ForagerLeft: self._forager_left,
@@ -69,6 +69,7 @@ class Colony:
             RequestFailed: self._request_failed,
             ShardHeard: self._shard_heard,
             Drained: self._drained,
+            Broke: self._broke,
             Tick: self._tick,
         }
 
@@ -87,12 +88,16 @@ class Colony:
         with the reason why nowhere."""
         model = self._models.get(name)
         if model is None or model.view is None:
-            raise refusals.unknown(name, sorted(self._models), retired=name in self._retired)
+            raise self.missing(name)
         ready = model.ready()
         if not ready:
             raise refusals.not_ready(model.view)
         replica = least_loaded(ready, tasks)
         return Route(name, replica.name, replica.epoch, replica.shards[0].forager)
+
+    def missing(self, name: str) -> AntfarmError:
+        """Why there is no such model: `model-unknown` or `model-retired`."""
+        return refusals.unknown(name, offered(self._models), retired=name in self._retired)
 
     # ---- events
 
@@ -118,15 +123,16 @@ class Colony:
         return self._lose(event.forager, "it said goodbye", now)
 
     def _load_asked(self, event: LoadAsked, now: float) -> list[Instruction]:
-        ask, name = event.ask, event.name
+        name, model = event.name, self._models.get(event.name)
+        ask = renewed(event.ask, model, len(self._foragers)) if model else event.ask
         split_request(ask)  # refuses nonsense
-        model = self._models.get(name)
-        refusals.check_load(ask, name, model, sorted(self._models), len(self._foragers))
+        refusals.check_load(ask, name, model, offered(self._models), len(self._foragers))
         if ask.reshard and model:
             return self._reshard(model, ask, now)
         seats = tuple(Seat(f"{name}-{number + 1}") for number in range(ask.replicas))
+        self._models.pop(name, None)  # so that the order is that of loading
         model = self._models[name] = Model(name, seats)
-        self._retired.pop(name, None)
+        self._retired.discard(name)
         self._epoch += 1
         first, *_ = [self._attempt(model, seat, ask, now) for seat in seats]
         return [LogOps("model-loading", name, f"{ask.model} was asked for"), self._describe(first)]
@@ -134,11 +140,9 @@ class Colony:
     def _unload_asked(self, event: UnloadAsked, now: float) -> list[Instruction]:
         model = self._models.get(event.model)
         if model is None:
-            raise refusals.unknown(event.model, sorted(self._models), retired=event.model in self._retired)
+            raise self.missing(event.model)
         del self._models[event.model]
-        self._retired[event.model] = None
-        while len(self._retired) > RETIRED_NAMES:
-            del self._retired[next(iter(self._retired))]
+        self._retired.add(event.model)
         out: list[Instruction] = []
         for replica in [r for r in self._replicas.values() if r.model == event.model]:
             out += self._stop(replica, refusals.retired(event.model))
@@ -218,6 +222,13 @@ class Colony:
         out = self._stop(replica, refusals.retired(replica.model))
         return out + self._resume(replica, now)
 
+    def _broke(self, event: Broke, now: float) -> list[Instruction]:
+        """What never happens has happened: a replica that is on its way fails, and its name is free."""
+        replica = self._replicas.get((event.replica, event.epoch))
+        if replica is None or replica.serving:
+            return []
+        return self._fail_all(self._undescribed(replica) or [replica], event.failure, now)
+
     def _tick(self, event: Tick, now: float) -> list[Instruction]:
         asleep = not event.listening or self._ticked is None or now - self._ticked > NAP_S
         self._ticked = now
@@ -280,10 +291,7 @@ class Colony:
         """A new split for one replica after the other, the lost ones first, so that the others serve."""
         old = model.view
         assert old
-        options = old.ask.options if ask.options == RunOptions() else ask.options
-        model.reshard = msgspec.structs.replace(
-            ask, model=old.ask.model, options=options, replicas=len(model.seats)
-        )
+        model.reshard = msgspec.structs.replace(ask, model=old.ask.model, replicas=len(model.seats))
         model.unsplit = deque(sorted(model.seats, key=lambda seat: seat.current in model.ready()))
         return self._reshard_next(model, now)
 
@@ -356,6 +364,8 @@ class Colony:
         """Its processes end, its tasks fail, its memory is free."""
         del self._replicas[replica.key]
         serving, replica.phase = replica.serving, Phase.ENDED
+        for shard in replica.shards:
+            shard.end()
         out: list[Instruction] = [FailTasks(*replica.key, failure)] if serving else []
         return out + [SendStop(id, *replica.key) for id in replica.foragers() if id in self._foragers]
 
@@ -376,6 +386,7 @@ class Colony:
         model = self._models[replica.model]
         if not was_ready:
             model.unsplit.clear()
+            forget_failed(self._models)
         text = refusals.told(replica, len(model.ready()))
         return [*out, LogOps(kind, replica.model, text, replica.failure.reason)]
 

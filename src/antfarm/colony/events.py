@@ -83,6 +83,14 @@ class Drained(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class Broke(msgspec.Struct, frozen=True):
+    """An exception that nobody foresaw, in what was done for this replica."""
+
+    replica: str
+    epoch: int
+    failure: Failure
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed. `listening` is False while the bus is away and nobody could have been heard."""
 
@@ -100,8 +108,21 @@ Event = (
     | RequestFailed
     | ShardHeard
     | Drained
+    | Broke
     | Tick
 )
+
+
+def replica_of(event: Event) -> tuple[str, int] | None:
+    """Name and epoch of the replica that an event is about, if it is about one."""
+    if isinstance(event, ShardBound):
+        return event.listening.replica, event.listening.epoch
+    if isinstance(event, ShardHeard):
+        return event.event.replica, event.event.epoch
+    if isinstance(event, Described | DescribeFailed | RequestFailed | Drained | Broke):
+        return event.replica, event.epoch
+    return None
+
 
 # ---- instructions
 

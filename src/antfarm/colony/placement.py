@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import isfinite
+from typing import Any
 
-from antfarm.colony.state import Replica, Shard
+import msgspec
+
+from antfarm.colony.state import Model, Replica, Shard, state_of
 from antfarm.errors import AntfarmError, PlanError, Reason, RequestError
 from antfarm.messages import ForagerFacts, LoadModel
 from antfarm.split import MODES, HostShare, Placement, SplitRequest, place
-from antfarm.types import ModelFacts
+from antfarm.types import ModelFacts, RunOptions
 
 
 def assign(
@@ -88,6 +92,27 @@ def place_model(
         raise
 
 
+def renewed(ask: LoadModel, model: Model, foragers: int) -> LoadModel:
+    """`ask` for a model that was loaded before: what it leaves out is as it was, where the foragers that
+    are there allow it. A load of another file, or of one that never was ready, is taken as it stands."""
+    view = model.view
+    if view is None:
+        return ask
+    before = view.ask
+    if not ask.reshard and (state_of(view) != "unavailable" or before.model != ask.model):
+        return ask
+    kept: dict[str, Any] = {}
+    if not ask.split and not ask.shares and (before.split or len(before.shares)) <= foragers:
+        kept = {"split": before.split, "shares": before.shares}
+        if ask.mode == "auto" and not ask.stages:
+            kept |= {"mode": before.mode, "stages": before.stages}
+    if ask.options == RunOptions():
+        kept["options"] = before.options
+    if not ask.reshard and ask.replicas == 1 and before.replicas <= foragers:
+        kept["replicas"] = before.replicas
+    return msgspec.structs.replace(ask, **kept)
+
+
 def split_request(ask: LoadModel) -> SplitRequest:
     """What the planner is asked. Raises RequestError `invalid-request`."""
     if ask.mode not in MODES:
@@ -96,6 +121,14 @@ def split_request(ask: LoadModel) -> SplitRequest:
         raise _invalid(
             "a split, its stages and its shares are positive numbers", "leave out what you don't need"
         )
+    if not all(map(isfinite, ask.shares)):
+        raise _invalid("shares are finite numbers", "give one for each shard, such as 2,1")
+    if ask.stages and ask.mode not in ("auto", "hybrid"):
+        raise _invalid(
+            f"stages are a hybrid's: a {ask.mode} split has no say in them", "leave them out, or use hybrid"
+        )
+    if ask.stages == 1:
+        raise _invalid("a hybrid has at least 2 stages", "one stage is a tensor split")
     if ask.shares and ask.split and len(ask.shares) != ask.split:
         raise _invalid(f"{len(ask.shares)} shares for {ask.split} shards", "give one share a shard")
     return SplitRequest(ask.split or len(ask.shares), ask.mode, ask.stages, ask.shares)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from antfarm.colony.state import Model, Phase, Replica
 from antfarm.errors import AntfarmError, ModelError, PlanError, Reason, RequestError, StateError
 from antfarm.messages import Failure, ForagerFacts, LoadModel
@@ -87,7 +89,7 @@ def not_ready(replica: Replica) -> AntfarmError:
 def ending(replica: Replica, shard: int | None, cause: Failure) -> Failure:
     """Why a replica is no more: what a request hears from now on, where no other replica serves."""
     if replica.ready is None:
-        return cause
+        return cause if shard is None else _naming(replica.title(shard), cause)
     which = replica.title(shard) if shard is not None else "a shard"
     return Failure(
         Reason.SHARD_MISSING,
@@ -95,6 +97,13 @@ def ending(replica: Replica, shard: int | None, cause: Failure) -> Failure:
         f"`antc shard {replica.model}` brings it back on the foragers that are there",
         {"shard": -1 if shard is None else shard, "cause": cause.reason},
     )
+
+
+def _naming(title: str, cause: Failure) -> Failure:
+    """The cause, which says of which shard it is."""
+    if title in cause.message or cause.reason == Reason.FORAGER_LOST:
+        return cause
+    return msgspec.structs.replace(cause, message=f"{title}: {cause.message}")
 
 
 def told(replica: Replica, ready: int) -> str:

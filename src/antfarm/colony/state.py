@@ -65,9 +65,16 @@ class Shard:
     done: float = 0.0  # 0..1 of its weights
     resident: int = 0  # bytes, from heartbeats
     missed: int = 0  # heartbeats in a row that should have listed it
+    ended: bool = False  # with its replica
+
+    def end(self) -> None:
+        """Whatever it was, it holds no memory any more."""
+        self.ended, self.resident = True, 0
 
     @property
     def state(self) -> str:
+        if self.ended:
+            return "ended"
         if self.linked:
             return "linked"
         if self.loaded:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from antfarm.bus import Bus, OpsLog
 from antfarm.bus.subjects import FORAGER_DESCRIBE, FORAGER_LINK, FORAGER_LOAD, FORAGER_STOP
 from antfarm.colony.events import (
+    Broke,
     Describe,
     Described,
     DescribeFailed,
@@ -76,6 +77,13 @@ class Performer:
         await asyncio.gather(self._scribe, return_exceptions=True)
 
     async def _perform(self, wanted: Describe | SendLoad | SendLink | SendStop | Drain) -> None:
+        try:
+            await self._carry_out(wanted)
+        except Exception as error:  # the core waits for an outcome
+            log.exception("an instruction failed: %s", wanted)
+            self._happened(Broke(*_replica(wanted), unforeseen(error)))
+
+    async def _carry_out(self, wanted: Describe | SendLoad | SendLink | SendStop | Drain) -> None:
         if isinstance(wanted, Describe):
             self._happened(await self._describe(wanted))
         elif isinstance(wanted, SendLoad):
@@ -156,3 +164,16 @@ class Performer:
                     log.error("an ops entry was lost: %s: %s", error, event)
                     return
             await asyncio.sleep(RETRY_S)
+
+
+def unforeseen(error: Exception) -> Failure:
+    """What is told of an exception that nobody foresaw."""
+    return Failure(Reason.INTERNAL, f"{type(error).__name__}: {error}", "see the queen's log")
+
+
+def _replica(wanted: Describe | SendLoad | SendLink | SendStop | Drain) -> tuple[str, int]:
+    if isinstance(wanted, SendLoad):
+        return wanted.load.replica, wanted.load.epoch
+    if isinstance(wanted, SendLink):
+        return wanted.link.replica, wanted.link.epoch
+    return wanted.replica, wanted.epoch

@@ -17,6 +17,7 @@ from antfarm.bus.subjects import QUEEN_LOAD, QUEEN_MODELS, QUEEN_STATS, QUEEN_UN
 from antfarm.colony import views
 from antfarm.colony.core import Colony
 from antfarm.colony.events import (
+    Broke,
     Event,
     ForagerHeard,
     ForagerLeft,
@@ -26,10 +27,11 @@ from antfarm.colony.events import (
     ShardHeard,
     Tick,
     UnloadAsked,
+    replica_of,
 )
 from antfarm.colony.state import Limits
 from antfarm.config import HEARTBEAT_S, LINK_S, LOAD_S, LOST_AFTER_S, STEP_S
-from antfarm.errors import BusError, Reason
+from antfarm.errors import AntfarmError, BusError, Reason
 from antfarm.messages import (
     ColonyStats,
     Done,
@@ -45,7 +47,7 @@ from antfarm.messages import (
     UnloadModel,
 )
 from antfarm.model.catalog import default_name
-from antfarm.queen.performer import FETCH_S, Performer
+from antfarm.queen.performer import FETCH_S, Performer, unforeseen
 from antfarm.queen.settings import QueenSettings
 from antfarm.queen.stats import Stats
 from antfarm.queen.tasks import TaskRequest, Tasks
@@ -179,7 +181,17 @@ class Queen:
 
     def _happened(self, event: Event) -> list[asyncio.Task[None]]:
         """Tell the core, and begin what it wants done."""
-        wanted = self._colony.handle(event, time.monotonic())
+        try:
+            wanted = self._colony.handle(event, time.monotonic())
+        except AntfarmError:
+            raise
+        except Exception as error:  # one replica's trouble must not be the queen's end
+            log.exception("the colony broke on: %s", event)
+            if isinstance(event, LoadAsked | UnloadAsked | Broke):
+                raise
+            if (replica := replica_of(event)) is None:
+                return []
+            wanted = self._colony.handle(Broke(*replica, unforeseen(error)), time.monotonic())
         return [job for one in wanted if (job := self._performer.begin(one))]
 
     async def _begin(self, registry: Registry) -> None:
