@@ -269,9 +269,14 @@ def test_slots_that_were_asked_for_are_kept() -> None:
     "wrong",
     [
         {"context": -1},
+        {"context": 1},
+        {"context": 10**15},
         {"slots": -1},
+        {"slots": 10**15},
         {"chunk": 0},
+        {"chunk": 10**15},
         {"queue": -1},
+        {"queue": 10**15},
         {"prefill_share": 0.0},
         {"kv_type": "q4_k"},
     ],
@@ -281,6 +286,13 @@ def test_options_that_no_shard_can_run_with_are_refused(wrong: dict[str, Any]) -
         plan(LLAMA_1B, hosts(4000), SplitRequest(1), RunOptions(**wrong))
     assert failure.value.reason == Reason.BAD_SETTING
     assert failure.value.numbers == {"option": next(iter(wrong))}
+
+
+def test_the_largest_options_are_refused_with_numbers() -> None:
+    largest = RunOptions(context=1 << 24, slots=1 << 12, chunk=1 << 24, kv_type="f32")
+    with pytest.raises(PlanError) as failure:
+        plan(LLAMA_1B, hosts(4000), SplitRequest(1), largest)
+    assert failure.value.reason == Reason.NO_CAPACITY
 
 
 def test_a_cache_type_must_hold_a_head() -> None:
