@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from antfarm.client import launch
 from antfarm.client.control import Control
 from antfarm.config import Home
@@ -92,8 +94,9 @@ def private_colony(hosts: int, facts: ModelFacts, say: Say) -> Iterator[Home]:
             f"{hosts} hosts need a core each, and this machine has {len(own)}",
             hint="choose a smaller --hosts",
         )
+    memory = min(4 * facts.bytes + ROOM, psutil.virtual_memory().total)
     foragers = [
-        launch.ForagerOptions(f"host-{n}", threads=1, cpus=(core,), memory=4 * facts.bytes + ROOM)
+        launch.ForagerOptions(f"host-{n}", threads=1, cpus=(core,), memory=memory)
         for n, core in enumerate(own[:hosts], 1)
     ]
     with tempfile.TemporaryDirectory(prefix="antfarm-bench-") as folder:

@@ -65,7 +65,7 @@ class Forager:
         self._settings = settings
         self._bus = bus
         self._registry = registry
-        self._files = Files(settings.home.models)
+        self._files = Files(settings.home.models, found.architectures)
         self._nursery = Nursery(self.id, settings.memory_budget(), settings.home.logs, self._report)
         self._facts = self._introduce(found)
         self._beating: asyncio.Task[None] | None = None
@@ -75,8 +75,10 @@ class Forager:
         """Join the colony. Ready for requests when this returns.
 
         Raises BusError `bus-unreachable`, `bus-unauthorized` or `bus-full`; StateError
-        `engine-unavailable`; AntfarmError `bad-setting` for a name that is taken.
+        `engine-unavailable`; AntfarmError `bad-setting` for a name that is taken, or for what this host
+        can't do.
         """
+        settings.check()
         id = settings.id()
         bus = await Bus.connect(settings.bus_url, settings.token(), id)
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.errors import AntfarmError, ModelError, Reason, StateError
 from antfarm.model.catalog import Catalog
 from antfarm.model.gguf import GgufFile
 from antfarm.types import ModelFacts
@@ -16,8 +16,10 @@ from antfarm.types import ModelFacts
 class Files:
     """Models under one folder. What takes time runs in threads; `close` ends a download underway."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, architectures: Sequence[str]) -> None:
+        """`architectures` are those that the engine runs; a model of another is not described."""
         self._catalog = Catalog(folder)
+        self._architectures = architectures
         self._pulls: dict[str, asyncio.Lock] = {}
         self._closed = threading.Event()
 
@@ -28,7 +30,8 @@ class Files:
     async def describe(self, model: str, progress: Callable[[int, int], None]) -> ModelFacts:
         """Fetch the model if need be, with `progress(done, total)` in bytes, and read its header.
 
-        Raises `model-unknown`, `download-failed`, `not-a-gguf`, `model-truncated`, ...
+        Raises `model-unknown`, `download-failed`, `not-a-gguf`, `model-truncated`,
+        `unsupported-architecture`, ...
         """
         async with self._pulls.setdefault(model, asyncio.Lock()):
             try:
@@ -37,7 +40,7 @@ class Files:
                 if error.reason is not Reason.MODEL_UNKNOWN:
                     raise
                 path = await asyncio.to_thread(self._pull, model, progress)
-        return await asyncio.to_thread(_facts, path)
+        return await asyncio.to_thread(self._facts, path)
 
     def close(self) -> None:
         self._closed.set()
@@ -52,7 +55,12 @@ class Files:
 
         return self._catalog.pull(model, tell)
 
-
-def _facts(path: Path) -> ModelFacts:
-    with GgufFile.open(path) as file:
-        return file.facts
+    def _facts(self, path: Path) -> ModelFacts:
+        with GgufFile.open(path) as file:
+            if file.arch not in self._architectures:  # before its keys are looked for
+                raise ModelError(
+                    Reason.UNSUPPORTED_ARCHITECTURE,
+                    f"{path}: the architecture {file.arch!r} is not supported",
+                    hint=f"take a model of one of: {', '.join(self._architectures)}",
+                )
+            return file.facts

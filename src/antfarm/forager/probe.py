@@ -19,6 +19,7 @@ PROBE_S = 60.0
 class Capabilities(msgspec.Struct, frozen=True):
     backends: tuple[str, ...]
     features: tuple[str, ...]
+    architectures: tuple[str, ...]
 
 
 async def probe() -> Capabilities:
@@ -58,7 +59,8 @@ def _unavailable(why: str) -> StateError:
 def main() -> None:
     from antfarm import engine
 
-    found = Capabilities(tuple(str(name) for name in engine.backends()), tuple(engine.features()))
+    backends = tuple(str(name) for name in engine.backends())
+    found = Capabilities(backends, tuple(engine.features()), tuple(engine.ARCHITECTURES))
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import psutil
 
 from antfarm.config import Home
-from antfarm.errors import AntfarmError, Reason
+from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.link.listener import Listener
 from antfarm.secret import Secret
 
 MEMORY_SHARE = 0.8  # of what is free on this host when the forager starts
@@ -31,6 +32,26 @@ class ForagerSettings:
     cpus: tuple[int, ...] = ()  # to pin shards to
     listen: str = "127.0.0.1"  # where shards listen for other shards
 
+    def check(self) -> None:
+        """Raise `bad-setting`, naming the option, for what this host can't do."""
+        try:
+            Listener.bind(self.listen).close()
+        except (StateError, UnicodeError) as error:
+            why = error.message if isinstance(error, StateError) else str(error)
+            raise _bad(f"--listen {self.listen}: {why}", "name an address of this host") from None
+        most = len(self.cpus) or cores()
+        if not 0 <= self.threads <= most:
+            raise _bad(
+                f"--threads {self.threads}: a shard's threads have {most} cores here",
+                f"take 1 to {most}, or leave it out; more threads than cores wait for each other",
+            )
+        there = psutil.virtual_memory().total
+        if not 0 <= self.memory <= there:
+            raise _bad(
+                f"--memory {self.memory >> 20} MiB: this host has {there >> 20} MiB",
+                "leave it out to take what is free",
+            )
+
     def token(self) -> str:
         return self.bus_token or self.secret.bus_token()
 
@@ -39,11 +60,7 @@ class ForagerSettings:
         if not self.name:
             return f"{_host_token()}-{self._suffix()}"
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
-            raise AntfarmError(
-                Reason.BAD_SETTING,
-                f"{self.name!r} can't name a forager",
-                hint="use up to 64 letters, digits, '-' and '_'",
-            )
+            raise _bad(f"{self.name!r} can't name a forager", "use up to 64 letters, digits, '-' and '_'")
         return self.name
 
     def memory_budget(self) -> int:
@@ -58,6 +75,10 @@ class ForagerSettings:
         if not file.exists():
             file.write_text(secrets.token_hex(2))
         return file.read_text().strip()
+
+
+def _bad(message: str, hint: str) -> AntfarmError:
+    return AntfarmError(Reason.BAD_SETTING, message, hint=hint)
 
 
 def cores() -> int:

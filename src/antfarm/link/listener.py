@@ -57,7 +57,7 @@ class Listener:
 
 
 def _cannot_listen(address: str, port: int, error: OSError) -> StateError:
-    hint = "choose an address of this host with `antc forager --address`"
+    hint = "choose an address of this host with `antc forager --listen`"
     return StateError(Reason.PORT_IN_USE, f"can't listen on {address}:{port}: {error.strerror}", hint=hint)
 
 
