@@ -422,6 +422,7 @@ class ModelStatus(Message, frozen=True, tag="model-status"):
     failure: Failure | None = None
     seconds: float = 0.0  # from request to ready
     created: float = 0.0  # seconds since the epoch
+    trained: int = 0  # the context that the model was made for, once known
 
 
 class ModelList(Message, frozen=True, tag="model-list"):

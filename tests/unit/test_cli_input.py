@@ -170,11 +170,12 @@ def antc(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_unforeseen_error_is_one_line_and_its_traceback_a_file(tmp_path: Path) -> None:
-    (tmp_path / "colony.json").mkdir()
-    done = antc(tmp_path, "ps")
+    program = "from antfarm.client import state; from antfarm.cli import main; state.read = None; main()"
+    words = ("--home", str(tmp_path), "ps")
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
     log = tmp_path / "logs/antc-error.log"
     assert done.returncode == 1
-    assert done.stderr.startswith("antc: internal: IsADirectoryError") and str(log) in done.stderr
+    assert done.stderr.startswith("antc: internal: TypeError") and str(log) in done.stderr
     assert "Traceback" in log.read_text() and "Traceback" not in done.stderr
 
 

@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import antfarm
 from antfarm.cli import ask, bench, colony, daemons, doctor, models, nodes, top
@@ -30,8 +31,36 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class Command(TyperCommand):
+    """Usage as manuals write it: what is not in brackets is needed, without more marks."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)
+        for argument in (param for param in params if param.param_type_name == "argument"):
+            argument.display_type_rich = _no_type
+        return params
+
+
+def _no_type(**_: object) -> None:
+    """The name says it."""
+
+
+def _dress(group: typer.Typer) -> None:
+    for command in group.registered_commands:
+        command.cls = Command
+    for inner in group.registered_groups:
+        if inner.typer_instance:
+            _dress(inner.typer_instance)
+
+
 for group in (colony, daemons, models, nodes, top, ask, doctor, bench):
     app.add_typer(group.app)
+_dress(app)
 
 
 def _version(asked: bool) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antfarm.cli.options import Json
-from antfarm.cli.output import document, note, put
+from antfarm.cli.options import within
+from antfarm.cli.output import complain, document, note, put
 from antfarm.cli.session import home_of
+from antfarm.errors import AntfarmError, Reason
 
 if TYPE_CHECKING:
     from antfarm.client.answers import Answers
@@ -29,10 +30,12 @@ Model = Annotated[
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, show_default=False, help="At most so many.  [default: no limit]"),
+    typer.Option(
+        metavar="N", callback=within(1), show_default=False, help="At most so many.  [default: no limit]"
+    ),
 ]
 Temperature = Annotated[
-    float, typer.Option(metavar="T", min=0, max=2, help="0 always takes the likeliest token.")
+    float, typer.Option(metavar="T", callback=within(0, 2), help="0 always takes the likeliest token.")
 ]
 Seed = Annotated[
     int | None, typer.Option(metavar="N", show_default=False, help="The same seed gives the same text.")
@@ -45,13 +48,17 @@ System = Annotated[
 @app.command()
 def ask(
     context: typer.Context,
-    question: Annotated[str, typer.Argument(help='The question; "-" reads it from stdin.')],
+    question: Annotated[
+        str, typer.Argument(metavar="QUESTION", help='The question; "-" reads it from stdin.')
+    ],
     model: Model = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.7,
     seed: Seed = None,
     system: System = "",
-    as_json: Json = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the API's answer, as one JSON document.")
+    ] = False,
 ) -> None:
     """Ask one question.
 
@@ -92,9 +99,21 @@ def chat(
                 history = _opening(system)
                 note("forgotten")
             elif line:
-                history.append(_user(line))
-                answer = _answer(api, settings | {"messages": history}, stoppable=True)
-                history.append({"role": "assistant", "content": answer})
+                history += _turn(api, settings, history, line)
+
+
+def _turn(
+    api: Answers, settings: dict[str, Any], history: list[dict[str, str]], line: str
+) -> list[dict[str, str]]:
+    """What one exchange adds to the conversation: nothing when it failed, so that it can be tried again."""
+    try:
+        answer = _answer(api, settings | {"messages": [*history, _user(line)]}, stoppable=True)
+    except AntfarmError as error:
+        complain(error)
+        overflow = error.reason is Reason.CONTEXT_OVERFLOW
+        note("/reset makes room" if overflow else "your last message is not part of the conversation")
+        return []
+    return [_user(line), {"role": "assistant", "content": answer}]
 
 
 def _answer(api: Answers, body: dict[str, Any], *, stoppable: bool = False) -> str:

@@ -22,7 +22,7 @@ from antfarm.cli.benching import (
     parse_spread,
     publish,
 )
-from antfarm.cli.options import Json, absolute_ref, parse_wire
+from antfarm.cli.options import Json, absolute_ref, parse_wire, within
 from antfarm.cli.output import note
 from antfarm.cli.session import home_of
 
@@ -37,10 +37,12 @@ def split(
     shape: Shape = "llama-1b",
     quant: Quant = "q4_0",
     hosts: Hosts = 2,
-    prompt: Annotated[int, typer.Option(min=2, help="Tokens.")] = 128,
-    answer: Annotated[int, typer.Option(min=2, help="Tokens.")] = 64,
+    prompt: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Tokens.")] = 128,
+    answer: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Tokens.")] = 64,
     rounds: Rounds = 5,
-    wire: Annotated[str, typer.Option(help="Numbers between shards: f32, f16 or q8.")] = "f32",
+    wire: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")
+    ] = "f32",
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -62,20 +64,30 @@ def serve(
     context: typer.Context,
     url: Annotated[
         str,
-        typer.Option(help="Such as http://host:port/v1.  [default: this home's colony]", show_default=False),
+        typer.Option(
+            metavar="URL",
+            help="Such as http://host:port/v1.  [default: this home's colony]",
+            show_default=False,
+        ),
     ] = "",
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            exists=True, help="Holds the key.  [default: $OPENAI_API_KEY, or the home's]", show_default=False
+            exists=True,
+            metavar="FILE",
+            help="Holds the key.  [default: $OPENAI_API_KEY, or the home's]",
+            show_default=False,
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="[default: the only one]", show_default=False)] = "",
-    streams: Annotated[int, typer.Option(min=1, max=1024, help="Clients at once.")] = 8,
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="[default: the only one]", show_default=False)
+    ] = "",
+    streams: Annotated[int, typer.Option(metavar="N", callback=within(1, 1024), help="Clients at once.")] = 8,
     requests: Annotated[
         int,
         typer.Option(
-            min=0,
+            metavar="N",
+            callback=within(0),
             show_default=False,
             help="In all; with turns, conversations.  [default: 4 a stream, or what fits]",
         ),
@@ -83,11 +95,19 @@ def serve(
     prompt_tokens: Lengths = "64:256",
     answer_tokens: Lengths = "32:128",
     duration: Annotated[
-        float, typer.Option(min=0, show_default=False, help="Seconds; what runs then is cut off.")
+        float,
+        typer.Option(
+            metavar="X", callback=within(0), show_default=False, help="Seconds; what runs then is cut off."
+        ),
     ] = 0.0,
     cancel: Cancel = 0.0,
     chat_turns: Annotated[
-        int, typer.Option(min=0, help="Turns of a conversation; 0 asks for plain completions of token ids.")
+        int,
+        typer.Option(
+            metavar="N",
+            callback=within(0),
+            help="Turns of a conversation; 0 asks for plain completions of token ids.",
+        ),
     ] = 0,
     seed: Seed = 0,
     out: Out = None,
@@ -125,15 +145,20 @@ def batch(
     shape: Shape = "llama-1b",
     quant: Quant = "q4_0",
     hosts: Hosts = 2,
-    streams: Annotated[int, typer.Option(min=2, help="Clients at once.")] = 8,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens.")] = 16,
-    answer: Annotated[int, typer.Option(min=2, help="Tokens.")] = 64,
-    disturbed: Annotated[int, typer.Option(min=1, help="Streams that decode during a long prompt.")] = 4,
-    long_prompt: Annotated[int, typer.Option(min=16, help="Tokens.")] = 2000,
-    history: Annotated[int, typer.Option(min=16, help="Tokens of a chat's first turn.")] = 1000,
+    streams: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Clients at once.")] = 8,
+    prompt: Annotated[int, typer.Option(metavar="N", callback=within(1), help="Tokens.")] = 16,
+    answer: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Tokens.")] = 64,
+    disturbed: Annotated[
+        int, typer.Option(metavar="N", callback=within(1), help="Streams that decode during a long prompt.")
+    ] = 4,
+    long_prompt: Annotated[int, typer.Option(metavar="N", callback=within(16), help="Tokens.")] = 2000,
+    history: Annotated[
+        int, typer.Option(metavar="N", callback=within(16), help="Tokens of a chat's first turn.")
+    ] = 1000,
     rounds: Rounds = 3,
     only: Annotated[
-        list[str] | None, typer.Option(help="streams, disturbance, prompt or chat; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="PART", help="streams, disturbance, prompt or chat; may be repeated."),
     ] = None,
     out: Out = None,
     as_json: Json = False,
@@ -171,13 +196,15 @@ def soak(
     shape: Shape = "tiny-llama",
     quant: Quant = "q8_0",
     hosts: Hosts = 2,
-    minutes: Annotated[float, typer.Option(min=0.1)] = 10.0,
-    clients: Annotated[int, typer.Option(min=3)] = 16,
-    slots: Annotated[int, typer.Option(min=1, help="Of each split.")] = 4,
+    minutes: Annotated[float, typer.Option(metavar="X", callback=within(0.1))] = 10.0,
+    clients: Annotated[int, typer.Option(metavar="N", callback=within(3))] = 16,
+    slots: Annotated[int, typer.Option(metavar="N", callback=within(1), help="Of each split.")] = 4,
     prompt_tokens: Lengths = "1:300",
     answer_tokens: Lengths = "1:200",
     cancel: Cancel = 0.2,
-    growth: Annotated[float, typer.Option(min=0, help="Of a process's memory after warm-up.")] = 0.02,
+    growth: Annotated[
+        float, typer.Option(metavar="X", callback=within(0), help="Of a process's memory after warm-up.")
+    ] = 0.02,
     seed: Seed = 0,
     out: Out = None,
     as_json: Json = False,

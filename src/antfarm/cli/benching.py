@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from antfarm.cli.options import within
 from antfarm.cli.output import document, note, say
 
 if TYPE_CHECKING:
@@ -19,16 +20,26 @@ PLAIN_EVERY_S = 10.0  # between progress lines where there is no terminal
 _SPREAD = re.compile(r"(\d+)(?::(\d+))?")
 
 ModelFile = Annotated[
-    str, typer.Option(help="A GGUF file or catalog name.  [default: a synthetic one]", show_default=False)
+    str,
+    typer.Option(
+        metavar="MODEL", help="A GGUF file or catalog name.  [default: a synthetic one]", show_default=False
+    ),
 ]
-Shape = Annotated[str, typer.Option(help="Of the synthetic model.")]
-Quant = Annotated[str, typer.Option(help="Of the synthetic model.")]
-Hosts = Annotated[int, typer.Option(min=1, help="Foragers, one core each.")]
-Rounds = Annotated[int, typer.Option(min=1, help="In each, everything has its turn.")]
-Out = Annotated[Path | None, typer.Option(help="Write OUT.json and OUT.md.", show_default=False)]
-Seed = Annotated[int, typer.Option(help="The same seed asks the same.")]
+Shape = Annotated[str, typer.Option(metavar="NAME", help="Of the synthetic model.")]
+Quant = Annotated[str, typer.Option(metavar="TYPE", help="Of the synthetic model.")]
+Hosts = Annotated[int, typer.Option(metavar="N", callback=within(1), help="Foragers, one core each.")]
+Rounds = Annotated[
+    int, typer.Option(metavar="N", callback=within(1), help="In each, everything has its turn.")
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="OUT", help="Write OUT.json and OUT.md.", show_default=False)
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same seed asks the same.")]
 Lengths = Annotated[str, typer.Option(metavar="LOW:HIGH", help="Drawn evenly from this range.")]
-Cancel = Annotated[float, typer.Option(min=0, max=1, help="Share of requests that the client leaves early.")]
+Cancel = Annotated[
+    float,
+    typer.Option(metavar="X", callback=within(0, 1), help="Share of requests that the client leaves early."),
+]
 
 
 class Ticker:

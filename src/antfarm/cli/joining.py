@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from antfarm.client import state
-from antfarm.client.control import no_colony
+from antfarm.client.control import no_queen
 from antfarm.client.launch import API_KEY_VARIABLE
 from antfarm.config import Home
 from antfarm.errors import Reason, RequestError, StateError
@@ -52,13 +52,24 @@ def join_line(home: Home) -> str:
     """What to type on another host. Raises `colony-down` when no queen runs in this home."""
     queen = state.read(home).queen()
     if queen is None:
-        raise no_colony(home)
+        raise no_queen(home)
     secret = Secret.load_or_create(home.secret_file).reveal()
     return f"antc forager --join {SCHEME}{queen.join}/{secret}"
 
 
-def hide_key(home: Home, key: str) -> None:
-    """Move an API key from the arguments or the environment into the home; does not return then."""
+def settle_key(home: Home, key: str, *, drop: bool) -> None:
+    """Move an API key from the arguments or the environment into the home; does not return then.
+
+    `drop` forgets the one that is there.
+    """
+    if drop:
+        if key:
+            raise RequestError(
+                Reason.BAD_SETTING,
+                "an API key and --no-api-key exclude each other",
+                hint=f"leave one out; the key may come from ${API_KEY_VARIABLE}",
+            )
+        home.api_key_file.unlink(missing_ok=True)
     if key:
         write_private(home.api_key_file, key)
         start_again(replaced(sys.argv[1:], "--api-key", None))

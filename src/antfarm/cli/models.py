@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from antfarm.cli.loading import how_split, load_or_unload, pull_and_show, reshard_and_watch
 from antfarm.cli.options import (
     Context,
     Json,
@@ -16,6 +15,7 @@ from antfarm.cli.options import (
     Mode,
     Name,
     Ref,
+    ServedName,
     Shares,
     Slots,
     Split,
@@ -23,15 +23,14 @@ from antfarm.cli.options import (
     absolute_ref,
     parse_shares,
     parse_wire,
+    within,
 )
 from antfarm.cli.output import document, note, say, size, table
 from antfarm.cli.session import home_of, with_control
 
 if TYPE_CHECKING:
-    from antfarm.cli.progress import Display
-    from antfarm.client.control import Control
     from antfarm.config import Home
-    from antfarm.messages import LoadModel, ModelStatus
+    from antfarm.messages import ModelStatus
 
 app = typer.Typer()
 
@@ -95,19 +94,20 @@ def _loaded(home: Home) -> tuple[ModelStatus, ...]:
 def load(
     context: typer.Context,
     model: Ref,
-    name: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="To serve it under.  [default: the file's]", show_default=False),
-    ] = "",
+    name: ServedName = "",
     split: Split = 0,
     mode: Mode = "auto",
     stages: Stages = 0,
     shares: Shares = "",
-    replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Each on foragers of its own.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(metavar="N", callback=within(1), help="Each on foragers of its own.")
+    ] = 1,
     context_length: Context = 0,
     slots: Slots = 0,
     kv_type: KvType = "f16",
-    queue: Annotated[int, typer.Option(metavar="N", min=0, help="Tasks that may wait for a slot.")] = 256,
+    queue: Annotated[
+        int, typer.Option(metavar="N", callback=within(0), help="Tasks that may wait for a slot.")
+    ] = 256,
     wire: Annotated[
         str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")
     ] = "f32",
@@ -115,7 +115,7 @@ def load(
 ) -> None:
     """Load a model into the colony.
 
-    Returns when a token has passed through all its shards.
+    Returns when a token has passed through all its shards. Ctrl-C before that unloads it again.
     """
     from antfarm.messages import LoadModel
     from antfarm.types import RunOptions
@@ -137,7 +137,7 @@ def load(
         ),
         replicas=replicas,
     )
-    with_control(home_of(context), lambda control: load_and_watch(control, wanted))
+    with_control(home_of(context), lambda control: load_or_unload(control, wanted))
 
 
 @app.command()
@@ -159,13 +159,14 @@ def shard(
     """Change a loaded model's split.
 
     Replicas are changed one after the other, lost ones first, so that the others serve meanwhile.
+    Ctrl-C ends the watching only: the queen goes on.
     """
     from antfarm.messages import LoadModel
 
     wanted = LoadModel(
         model, split=split, mode=mode, stages=stages, shares=parse_shares(shares), reshard=True
     )
-    with_control(home_of(context), lambda control: load_and_watch(control, wanted))
+    with_control(home_of(context), lambda control: reshard_and_watch(control, wanted))
 
 
 @app.command()
@@ -181,6 +182,8 @@ def ps(context: typer.Context, as_json: Json = False) -> None:
             "REPLICA",
             "STATE",
             "SPLIT",
+            "CONTEXT",
+            "SLOTS",
             "SHARD",
             "FORAGER",
             "PART",
@@ -194,6 +197,8 @@ def ps(context: typer.Context, as_json: Json = False) -> None:
                 model.replica,
                 model.state,
                 how_split(model),
+                str(model.context),
+                str(model.slots),
                 str(view.shard),
                 view.forager,
                 view.part,
@@ -205,46 +210,9 @@ def ps(context: typer.Context, as_json: Json = False) -> None:
             for view in model.shards
         ),
     )
-    for model in loaded:
+    newest = {model.model: model for model in sorted(loaded, key=lambda one: one.created) if model.failure}
+    for name, model in newest.items():
         if model.failure:
-            note(f"{model.model}: {model.failure.reason}: {model.failure.message}")
+            note(f"{name}: {model.failure.reason}: {model.failure.message}")
     if not loaded:
         note("no model is loaded; `antc load MODEL` loads one")
-
-
-def pull_and_show(home: Home, model: str) -> Path:
-    """The model's file on this host, fetched with a progress bar unless it is here."""
-    from antfarm.cli.progress import Display
-    from antfarm.model.catalog import Catalog
-
-    with Display() as display:
-        return Catalog(home.models).pull(model, partial(display.fetched, model))
-
-
-async def _show_pulls(control: Control, display: Display) -> None:
-    async for pull in control.pulls():
-        display.pulling(pull)
-
-
-async def load_and_watch(control: Control, wanted: LoadModel) -> ModelStatus:
-    """Load, show the progress of downloads and shards, and say what became of it."""
-    import asyncio
-
-    from antfarm.cli.progress import Display
-
-    with Display() as display:
-        pulls = asyncio.ensure_future(_show_pulls(control, display))
-        try:
-            last = await control.load(wanted)
-            async for status in control.watch(last.model):
-                display.loading(status)
-                last = status
-        finally:
-            pulls.cancel()
-    split = how_split(last) if wanted.replicas == 1 else f"{wanted.replicas} replicas, each {how_split(last)}"
-    say(f"{last.model} is ready: {split}, {last.seconds:.1f} s")
-    return last
-
-
-def how_split(status: ModelStatus) -> str:
-    return f"{status.mode} {len(status.shards)}" if len(status.shards) > 1 else "unsplit"

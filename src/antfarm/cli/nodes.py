@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antfarm.cli.options import Json
+from antfarm.cli.options import Json, within
 from antfarm.cli.output import document, note, say, size, table
 from antfarm.cli.session import home_of, with_control
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from antfarm.messages import OpsEvent
 
 app = typer.Typer()
+
+HEADING = f"{'TIME':<19}  {'KIND':<16} {'SUBJECT':<16} WHAT"
 
 
 @app.command()
@@ -63,7 +65,7 @@ def nodes(
 def ops(
     context: typer.Context,
     number: Annotated[
-        int, typer.Option("-n", "--number", metavar="N", min=1, help="How many of the latest.")
+        int, typer.Option("-n", "--number", metavar="N", callback=within(1), help="How many of the latest.")
     ] = 50,
     count: Annotated[bool, typer.Option("--count", help="How many events of each kind.")] = False,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new ones as they come.")] = False,
@@ -71,13 +73,15 @@ def ops(
 ) -> None:
     """Show what happened to foragers and models.
 
-    With --follow, --json prints one object a line.
+    Times are this host's. With --follow, --json prints one object a line.
     """
     home = home_of(context)
     if count:
         counts = with_control(home, lambda control: control.ops_counts())
         document(counts) if as_json else table(("KIND", "COUNT"), ((k, str(n)) for k, n in counts.items()))
     elif follow:
+        if not as_json:
+            say(HEADING)
 
         async def tail(control: Control) -> None:
             import msgspec
@@ -88,7 +92,7 @@ def ops(
         with_control(home, tail)
     else:
         events = with_control(home, lambda control: control.ops(number))
-        document(events) if as_json else say("\n".join(map(_line, events)))
+        document(events) if as_json else say("\n".join([HEADING, *map(_line, events)]))
 
 
 def _line(event: OpsEvent) -> str:

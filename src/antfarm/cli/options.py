@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-if TYPE_CHECKING:
-    from antfarm.types import WireFormat
+from antfarm.types import SplitMode, WireFormat
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+T = TypeVar("T", int, float)
+
+
+def within(least: float, most: float = math.inf) -> Callable[[T | None], T | None]:
+    """A check of an option's number, as its callback; help stays free of inequalities."""
+
+    def check(value: T | None) -> T | None:
+        if value is not None and not least <= value <= most:
+            text = f"at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+            raise typer.BadParameter(f"{value} is not {text}")
+        return value
+
+    return check
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A check of an option's word, as its callback."""
+
+    def check(value: str) -> str:
+        if value not in choices:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}")
+        return value
+
+    return check
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")]
 
@@ -19,10 +46,10 @@ Listen = Annotated[
     str, typer.Option(metavar="ADDRESS", help="Address of the API and the bus; 0.0.0.0 takes other hosts in.")
 ]
 ApiPort = Annotated[
-    int, typer.Option(metavar="PORT", min=0, max=65535, help="Of the API; 0 takes any free one.")
+    int, typer.Option(metavar="PORT", callback=within(0, 65535), help="Of the API; 0 takes any free one.")
 ]
 BusPort = Annotated[
-    int, typer.Option(metavar="PORT", min=0, max=65535, help="Of the bus; 0 takes any free one.")
+    int, typer.Option(metavar="PORT", callback=within(0, 65535), help="Of the bus; 0 takes any free one.")
 ]
 ApiKey = Annotated[
     str,
@@ -34,6 +61,9 @@ ApiKey = Annotated[
         help="Ask clients of the API for this key; it is kept in the home. Better given as $ANTFARM_API_KEY.",
     ),
 ]
+NoApiKey = Annotated[
+    bool, typer.Option("--no-api-key", help="Ask for no key, and forget the one that is kept in the home.")
+]
 Memory = Annotated[
     str,
     typer.Option(
@@ -41,16 +71,32 @@ Memory = Annotated[
     ),
 ]
 
-Ref = Annotated[str, typer.Argument(help="A catalog name, a path, http(s)://... or hf:owner/repo/file.gguf.")]
-Name = Annotated[str, typer.Argument(help="The name it is served under.")]
+Ref = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A catalog name, a path, http(s)://... or hf:owner/repo/file.gguf."),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name it is served under.")]
+ServedName = Annotated[
+    str, typer.Option(metavar="NAME", help="To serve it under.  [default: the file's]", show_default=False)
+]
 Split = Annotated[
     int,
     typer.Option(
-        metavar="N", min=0, max=1024, show_default=False, help="Shards.  [default: the fewest that fit]"
+        metavar="N",
+        callback=within(0, 1024),
+        show_default=False,
+        help="Shards.  [default: the fewest that fit]",
     ),
 ]
-Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, tensor, pipeline or hybrid.")]
-Stages = Annotated[int, typer.Option(metavar="N", min=0, show_default=False, help="Stages of a hybrid.")]
+Mode = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE", help="auto, tensor, pipeline or hybrid.", callback=one_of("auto", *SplitMode)
+    ),
+]
+Stages = Annotated[
+    int, typer.Option(metavar="N", callback=within(0), show_default=False, help="Stages of a hybrid.")
+]
 Shares = Annotated[
     str, typer.Option(metavar="2,1,...", show_default=False, help="Relative sizes of the shards.")
 ]
@@ -58,16 +104,28 @@ Shares = Annotated[
 Context = Annotated[
     int,
     typer.Option(
-        "--context", metavar="N", min=0, show_default=False, help="Tokens a slot.  [default: the model's own]"
+        "--context",
+        metavar="N",
+        callback=within(0),
+        show_default=False,
+        help="Tokens a slot.  [default: the model's own up to 4096, or what fits]",
     ),
 ]
 Slots = Annotated[
     int,
     typer.Option(
-        metavar="N", min=0, show_default=False, help="Answers at once.  [default: 4, or what fits in memory]"
+        metavar="N",
+        callback=within(0),
+        show_default=False,
+        help="Answers at once.  [default: 4, or what fits in memory]",
     ),
 ]
-KvType = Annotated[str, typer.Option(metavar="TYPE", help="Of the KV cache: f16, f32 or q8_0.")]
+KvType = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE", help="Of the KV cache: f16, f32 or q8_0.", callback=one_of("f16", "f32", "q8_0")
+    ),
+]
 
 
 def parse_size(text: str) -> int:
@@ -98,8 +156,6 @@ def parse_shares(text: str) -> tuple[float, ...]:
 
 
 def parse_wire(text: str) -> WireFormat:
-    from antfarm.types import WireFormat
-
     if text not in list(WireFormat):
         raise typer.BadParameter(f"--wire is one of {', '.join(WireFormat)}, not {text!r}")
     return WireFormat(text)

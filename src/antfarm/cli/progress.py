@@ -23,7 +23,7 @@ class Display:
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
         self._bars = Progress(*columns, console=console) if console.is_terminal else None
         self._rows: dict[object, TaskID] = {}
-        self._said: dict[object, tuple[str, float]] = {}
+        self._said: dict[object, tuple[str, str, float]] = {}
 
     def fetched(self, name: str, done: int, total: int) -> None:
         """A download; `total` is 0 while it is not known."""
@@ -55,11 +55,12 @@ class Display:
 
     def _show(self, key: object, text: str, part: float | None, amount: str, *, due: bool = False) -> None:
         """`part`, 0..1, is done; None where nobody knows. Without a terminal a line is said when `text`
-        changes, when it is `due`, or every few seconds."""
+        changes, or, as the amount grows, when it is `due` and every few seconds."""
         if self._bars is None:
-            said, when = self._said.get(key, ("", 0.0))
-            if text != said or due or time.monotonic() - when > PLAIN_EVERY_S:
-                self._said[key] = text, time.monotonic()
+            said, so_far, when = self._said.get(key, ("", "", 0.0))
+            new = amount != so_far and (due or time.monotonic() - when > PLAIN_EVERY_S)
+            if text != said or new:
+                self._said[key] = text, amount, time.monotonic()
                 note(f"{text}: {amount}")
             return
         if key not in self._rows:

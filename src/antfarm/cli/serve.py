@@ -43,9 +43,17 @@ class Daemon:
 
 
 def run_daemon(
-    home: Home, role: str, name: str, starter: Starter, body: Callable[[Daemon], Awaitable[None]]
+    home: Home,
+    role: str,
+    name: str,
+    starter: Starter,
+    body: Callable[[Daemon], Awaitable[None]],
+    lifeline: int = -1,
 ) -> None:
     """Run `body` until SIGTERM or Ctrl-C sets its `stop`, or it ends by itself.
+
+    `lifeline` is the read end of a pipe, or -1: when its other end is closed, whoever this daemon was
+    started for is gone, and it ends as with SIGTERM.
 
     Raises `StateError` `colony-exists` when this role (and name) is taken in the home.
     """
@@ -53,7 +61,7 @@ def run_daemon(
     with state.claim(home, role, name) as announce:
         daemon = Daemon(home, role, announce, starter)
         try:
-            asyncio.run(_until_stopped(daemon, body))
+            asyncio.run(_until_stopped(daemon, body, lifeline))
         except Exception as error:
             if starter.waits:  # in the foreground it is told once, at the end
                 log.error("%s", error, exc_info=not isinstance(error, AntfarmError))
@@ -62,11 +70,13 @@ def run_daemon(
         raise typer.Exit(130)
 
 
-async def _until_stopped(daemon: Daemon, body: Callable[[Daemon], Awaitable[None]]) -> None:
+async def _until_stopped(daemon: Daemon, body: Callable[[Daemon], Awaitable[None]], lifeline: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` and `&` in scripts arrange
             loop.add_signal_handler(number, _stop, daemon, number)
+    if lifeline >= 0:
+        loop.add_reader(lifeline, _let_go, daemon, lifeline)
     work = asyncio.ensure_future(body(daemon))
     stopping = asyncio.ensure_future(daemon.stop.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,6 +106,12 @@ async def until_stopped(daemon: Daemon, *parts: Awaitable[object]) -> None:
         for part in (stopping, *running):
             part.cancel()
         await asyncio.gather(stopping, *running, return_exceptions=True)
+
+
+def _let_go(daemon: Daemon, lifeline: int) -> None:
+    asyncio.get_running_loop().remove_reader(lifeline)
+    log.info("the program that started this %s has gone", daemon.role)
+    daemon.stop.set()
 
 
 def _stop(daemon: Daemon, number: int) -> None:

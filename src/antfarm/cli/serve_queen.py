@@ -37,6 +37,7 @@ async def serve_queen(daemon: Daemon, options: QueenOptions) -> None:
             _introduce(daemon, api, options, key)
             await until_stopped(daemon, queen.wait(), api.wait())
         finally:
+            queen.tasks.end()  # while their clients can be told
             await api.stop()
     finally:
         await queen.close()

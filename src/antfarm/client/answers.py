@@ -9,7 +9,7 @@ from typing import Any, Self
 import httpx
 
 from antfarm.client import state, wire
-from antfarm.client.control import no_colony
+from antfarm.client.control import no_queen
 from antfarm.config import Home
 
 
@@ -25,12 +25,12 @@ class Answers:
         """The API of the queen in this home. Raises `StateError` `colony-down`."""
         return cls(*api_of(home))
 
-    def whole(self, body: dict[str, Any]) -> Any:
-        """The whole answer, as the API sends it. Raises the API's error as `AntfarmError`."""
-        with wire.connection_errors(self._url):
-            response = self._http.post(wire.CHAT, json=body)
-            wire.check(response)
-            return response.json()
+    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer, as the API would send it. Raises the API's error as `AntfarmError`.
+
+        It is asked for as a stream: however long it takes, the connection is never silent.
+        """
+        return wire.joined(list(self.stream(body)))
 
     def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The chunks of an answer as they come, token counts and timings in the last one.
@@ -64,7 +64,7 @@ def api_of(home: Home) -> tuple[str, str]:
     """URL and key of the API in this home; no key is empty. Raises `StateError` `colony-down`."""
     queen = state.read(home).queen()
     if queen is None or not queen.api:
-        raise no_colony(home)
+        raise no_queen(home)
     return queen.api, api_key(home)
 
 

@@ -230,7 +230,10 @@ def _own(
     with ExitStack() as stack:
         home = Home.find(given) if given else stack.enter_context(_temporary_home())
         queen = launch.QueenOptions(api_port=0, bus_port=0)
-        launch.start_colony(home, queen, launch.divide_host(foragers, each))
+        watched, held = os.pipe()  # ours ends with this process, and with it the colony
+        stack.callback(os.close, watched)
+        stack.callback(os.close, held)
+        launch.start_colony(home, queen, launch.divide_host(foragers, each), watched)
         stack.callback(launch.stop_colony, home)
         yield _Place(*api_of(home), home)
 

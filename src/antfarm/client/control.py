@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 from antfarm.bus import Bus, OpsLog, Registry
 from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_STATS, QUEEN_UNLOAD
@@ -130,6 +131,18 @@ def no_colony(home: Home) -> StateError:
         Reason.COLONY_DOWN,
         f"no colony runs in {home.path}",
         hint="start one with `antc up`, or name another home with --home",
+    )
+
+
+def no_queen(home: Home) -> StateError:
+    """Why this home has no API and no join line: nothing runs here, or only foragers of a queen elsewhere."""
+    member = state.read(home).on_bus()
+    if member is None:
+        return no_colony(home)
+    return StateError(
+        Reason.COLONY_DOWN,
+        f"{home.path} is a forager's home; its queen, with the API, is at {urlsplit(member.bus).hostname}",
+        hint="run this there, or give an OpenAI client that host's API",
     )
 
 

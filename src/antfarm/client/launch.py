@@ -6,6 +6,7 @@ line. It says that it is ready, or why it is not, as one JSON line on a pipe tha
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -92,30 +93,37 @@ def divide_host(count: int, each: ForagerOptions | None = None) -> list[ForagerO
     return [replace(shared, name=f"{stem}-{number}") for number in range(1, count + 1)]
 
 
-def start_colony(home: Home, queen: QueenOptions, foragers: Sequence[ForagerOptions]) -> Process:
+def start_colony(
+    home: Home, queen: QueenOptions, foragers: Sequence[ForagerOptions], lifeline: int | None = None
+) -> Process:
     """Start a queen and foragers in `home`, and return the queen once all are ready.
+
+    With `lifeline`, the read end of a pipe, they end when its other end is closed: with this process,
+    however that ends.
 
     Raises `StateError` `colony-exists`, or what kept a daemon from starting; then, and when
     interrupted, nothing that was started stays.
     """
     with state.claim(home, "up"):
-        first = start_queen(home, queen)
+        first = start_queen(home, queen, lifeline)
         try:
-            start_foragers(home, foragers)
+            start_foragers(home, foragers, lifeline)
         except BaseException:
             stop_processes([first.pid])
             raise
         return first
 
 
-def start_queen(home: Home, options: QueenOptions) -> Process:
+def start_queen(home: Home, options: QueenOptions, lifeline: int | None = None) -> Process:
     """Start a queen and wait until it is ready."""
-    return _start(home, {"queen": ["queen", *options.arguments()]})[0]
+    return _start(home, {"queen": ["queen", *options.arguments()]}, lifeline)[0]
 
 
-def start_foragers(home: Home, foragers: Iterable[ForagerOptions]) -> list[Process]:
+def start_foragers(
+    home: Home, foragers: Iterable[ForagerOptions], lifeline: int | None = None
+) -> list[Process]:
     """Start foragers of the colony that runs in `home`, side by side, and wait until all are ready."""
-    return _start(home, {o.name or "forager": ["forager", *o.arguments()] for o in foragers})
+    return _start(home, {o.name or "forager": ["forager", *o.arguments()] for o in foragers}, lifeline)
 
 
 def stop_colony(home: Home) -> list[Process]:
@@ -180,12 +188,12 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _start(home: Home, commands: dict[str, list[str]]) -> list[Process]:
+def _start(home: Home, commands: dict[str, list[str]], lifeline: int | None) -> list[Process]:
     """Start daemons by log name and wait until all are ready; if one fails, none stays."""
     daemons: list[_Daemon] = []
     try:
         for name, command in commands.items():
-            daemons.append(_Daemon.spawn(home, command, name))
+            daemons.append(_Daemon.spawn(home, command, name, lifeline))
         return [daemon.wait_ready() for daemon in daemons]
     except BaseException:
         stop_processes(daemon.pid for daemon in daemons)
@@ -202,29 +210,32 @@ class _Daemon:
     words: Path  # what it wrote to stdout and stderr, which is little
 
     @classmethod
-    def spawn(cls, home: Home, command: list[str], name: str) -> _Daemon:
+    def spawn(cls, home: Home, command: list[str], name: str, lifeline: int | None) -> _Daemon:
         """Start `antc COMMAND` in a session of its own, reading nothing from the terminal."""
         home.make()
         home.logs.mkdir(exist_ok=True, mode=0o700)
         words = home.logs / f"{name}.out"
         ready, told = os.pipe()
         output = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        words_of_ours = ["--ready-fd", "3", *(["--lifeline-fd", "4"] if lifeline is not None else [])]
+        line = [] if lifeline is None else [fcntl.fcntl(lifeline, fcntl.F_DUPFD_CLOEXEC, 5)]
         try:
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-m", "antfarm", "--home", str(home.path), *command, "--ready-fd", "3"],
+                [sys.executable, "-m", "antfarm", "--home", str(home.path), *command, *words_of_ours],
                 {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_DUP2, output, 1),
                     (os.POSIX_SPAWN_DUP2, output, 2),
                     (os.POSIX_SPAWN_DUP2, told, 3),
+                    *((os.POSIX_SPAWN_DUP2, end, 4) for end in line),
                 ],
                 setsid=True,
             )
         finally:
-            os.close(output)
-            os.close(told)
+            for descriptor in (output, told, *line):
+                os.close(descriptor)
         return cls(pid, ready, words)
 
     def wait_ready(self) -> Process:

@@ -90,9 +90,7 @@ def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process],
         return entry
 
     with _locked(home):
-        for other in others():
-            if other.role in RIVALS[role] and (other.name == name or role == "up"):
-                raise _taken(home, other)
+        check_free(home, role, name)
         _write(home, (*others(), mine))
     try:
         yield announce
@@ -102,6 +100,15 @@ def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process],
             _locked(home),
         ):  # a full disk: an entry of a process that has ended does no harm
             _write(home, others())
+
+
+def check_free(home: Home, role: str, name: str = "") -> None:
+    """Raises `StateError` `colony-exists` when another process holds the role, or one that it excludes."""
+    for other in read(home).processes:
+        if (other.role, other.pid) == (role, os.getpid()):
+            continue
+        if other.role in RIVALS[role] and (other.name == name or role == "up"):
+            raise _taken(home, other)
 
 
 def _taken(home: Home, other: Process) -> StateError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,19 @@ def chunk(line: str) -> dict[str, Any] | None:
     if "error" in body:
         raise _failure(body, "the answer failed")
     return body
+
+
+def joined(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The chat completion that the chunks of a stream with one choice make up."""
+    said = "".join(choice["delta"].get("content") or "" for one in chunks for choice in one["choices"])
+    ends = [choice["finish_reason"] for one in chunks for choice in one["choices"]]
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": said},
+        "finish_reason": ends[-1] if ends else None,
+    }
+    last = chunks[-1] if chunks else {}
+    return last | {"object": "chat.completion", "choices": [choice]}
 
 
 def check(response: httpx.Response) -> None:

@@ -31,6 +31,7 @@ def replica_status(replica: Replica, epoch_offset: float) -> ModelStatus:
         failure=replica.failure,
         seconds=0.0 if replica.ready is None else replica.ready - replica.asked,
         created=replica.asked + epoch_offset,
+        trained=replica.facts.context if replica.facts else 0,
     )
 
 

@@ -91,6 +91,7 @@ class Catalog:
 
     def resolve(self, ref: str) -> Path:
         """The file of a model that is on this host. Raises `model-unknown` with what is known."""
+        _check_scheme(ref)
         path = Path(ref).expanduser() if _is_path(ref) else self._target(ref)
         if path.is_file():
             return path.absolute()
@@ -107,11 +108,11 @@ class Catalog:
         `model-unknown`, `download-failed`, `checksum-mismatch`, and for a file that is no model
         `not-a-gguf` and its like. An interrupted pull leaves nothing that `resolve` would find.
         """
-        if _is_path(ref):
-            return self.resolve(ref)
-        target = self._target(ref)
         if not _is_url(ref) and ref not in self._entries:
-            return self.resolve(ref)
+            here = self.resolve(ref)
+            GgufFile.open(here).close()
+            return here
+        target = self._target(ref)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(target):
@@ -156,6 +157,16 @@ class Catalog:
             Reason.MODEL_UNKNOWN,
             f"there is no model {ref!r}; known are {', '.join(names)}",
             hint="antc models lists them; antc pull takes a name, an http(s) URL or hf:owner/repo/file.gguf",
+        )
+
+
+def _check_scheme(ref: str) -> None:
+    scheme, mark, _ = ref.partition("://")
+    if mark and not _is_url(ref):
+        raise ModelError(
+            Reason.MODEL_UNKNOWN,
+            f"models are not fetched by {scheme}://",
+            hint="give an http(s):// URL, hf:owner/repo/file.gguf, or the path of a file on this host",
         )
 
 
