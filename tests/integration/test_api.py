@@ -449,7 +449,7 @@ def test_an_address_that_is_not_ours_is_a_bad_setting(host: str) -> None:
 
 
 async def test_stopping_ends_a_stream_that_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antfarm.queen.api.server.STOP_S", 1)
+    monkeypatch.setattr("antfarm.queen.api.server.GRACE_S", 1)
     queen = ScriptedQueen([*said("Hi")[:2], asyncio.Event()])
     server = await ApiServer.start(create_app(queen), bind("127.0.0.1", 0))
     api = Api(queen, server.url)

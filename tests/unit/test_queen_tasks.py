@@ -103,6 +103,20 @@ async def test_events_come_as_they_were_said(lead: Lead, tasks: Tasks) -> None:
     assert lead.cancelled == []
 
 
+async def test_the_end_is_told_and_nothing_new_begins(lead: Lead, tasks: Tasks) -> None:
+    begun, waiting = collect(tasks), collect(tasks)
+    await lead.until_assigned()
+    await lead.say(TaskAccepted(lead.assigned[0].task, 3))
+    tasks.end()
+    last = (await begun)[-1]
+    assert isinstance(last, TaskFinished) and last.failure
+    assert last.failure.reason == Reason.COLONY_DOWN
+    for refused in (waiting, collect(tasks)):
+        with pytest.raises(AntfarmError) as caught:
+            await refused
+        assert caught.value.reason == Reason.COLONY_DOWN
+
+
 @pytest.mark.parametrize("index", [1, 3])
 async def test_lost_or_doubled_tokens_end_the_task(lead: Lead, tasks: Tasks, index: int) -> None:
     answer = collect(tasks)

@@ -113,16 +113,22 @@ class Tasks:
         self._leads: dict[tuple[str, int], _Lead] = {}
         self._cancels: set[asyncio.Task[None]] = set()
         self._reader: asyncio.Task[None] | None = None
+        self._ending = False
 
     async def start(self) -> None:
         """Listen for the leads' events."""
         events = await self._bus.subscribe(TASK_EVENTS)
         self._reader = asyncio.create_task(self._read(events))
 
-    async def close(self) -> None:
-        """End every task."""
+    def end(self) -> None:
+        """End every task with `colony-down`, and take no more: clients hear of it while the API stands."""
+        self._ending = True
         for lead in list(self._leads.values()):
             self.fail(lead.route.replica, lead.route.epoch, _closing())
+
+    async def close(self) -> None:
+        """End every task, and listen no more."""
+        self.end()
         if self._reader:
             self._reader.cancel()
         await asyncio.gather(*self._cancels, return_exceptions=True)
@@ -134,6 +140,8 @@ class Tasks:
         `shard-missing`, `model-retired`, `context-overflow`, `forager-lost`, ...; later it is the
         `failure` of the `TaskFinished`. Closing the iterator early cancels the task at the lead.
         """
+        if self._ending:
+            raise _closing().error()
         began = _now()
         task = self._open(self._route(request.model))
         try:

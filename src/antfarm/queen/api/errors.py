@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from antfarm.errors import AntfarmError, Reason, RequestError
+from antfarm.errors import AntfarmError, BusError, Reason, RequestError
 from antfarm.queen.api.response import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,8 @@ def status_of(error: AntfarmError) -> int:
 
 def error_body(error: AntfarmError) -> ErrorBody:
     """OpenAI's shape. `param` names the wrong field when the error's numbers do."""
+    if isinstance(error, BusError) and error.reason is Reason.INVALID_REQUEST:  # its words are for operators
+        error = RequestError(Reason.INVALID_REQUEST, "the request is too large for the colony's bus")
     param = error.numbers.get("param")
     return ErrorBody(
         error=ErrorDetail(

@@ -10,11 +10,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from antfarm.errors import Reason, RequestError
+from antfarm.errors import AntfarmError, Reason, RequestError
 from antfarm.queen.api.errors import error_response
 
 BODY_S = 30.0  # from the headers to the last byte of the body
 MAX_BODY = 8 * 1024 * 1024  # bytes
+ENDING = AntfarmError(Reason.COLONY_DOWN, "the queen is ending", hint="send the request again later")
 CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
 GUARDED = ("/v1/", "/tokenize", "/detokenize", "/metrics")
 
@@ -37,7 +38,7 @@ class Gate:
             )
             await error_response(refusal)(scope, receive, send)
         else:
-            await self._app(scope, _bounded(receive), send)
+            await _ending_well(self._app, scope, _bounded(receive), send)
 
     def _admits(self, headers: Headers) -> bool:
         if self._key is None:
@@ -45,6 +46,22 @@ class Gate:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         known = hmac.compare_digest(given.strip().encode(), self._key.encode())
         return known and scheme.lower() == "bearer"
+
+
+async def _ending_well(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """A request is cancelled only when the server ends, and is then told so, if it was told nothing yet."""
+    began = False
+
+    async def noted(message: Message) -> None:
+        nonlocal began
+        began = True
+        await send(message)
+
+    try:
+        await app(scope, receive, noted)
+    except asyncio.CancelledError:
+        if not began:
+            await error_response(ENDING)(scope, receive, send)
 
 
 def _bounded(receive: Receive) -> Receive:

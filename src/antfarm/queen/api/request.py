@@ -38,6 +38,7 @@ from antfarm.types import Sampling
 MAX_CHOICES = 16  # answers to one prompt
 MAX_ALTERNATIVES = 20  # reported with each token
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
+SMALLEST_TOP_P = 1e-9  # stands for 0: the likeliest token alone
 SEED_MASK = 2**63 - 1
 
 
@@ -58,7 +59,7 @@ class CompletionBody(Body):
         None, ge=1, le=MAX_INT, description="More than the context has room for means: all of that room."
     )
     temperature: float = Field(1.0, ge=0, le=2, description="0 always takes the likeliest token.")
-    top_p: float = Field(1.0, ge=0, le=1)
+    top_p: float = Field(1.0, ge=0, le=1, description="0 always takes the likeliest token.")
     top_k: int = Field(0, ge=-1, le=MAX_INT, description="Extension. 0 or -1 is off.")
     min_p: float = Field(0.0, ge=0, le=1, description="Extension.")
     repetition_penalty: float = Field(1.0, gt=0, le=10, description="Extension. 1 is off.")
@@ -100,7 +101,7 @@ class CompletionBody(Body):
         return Sampling(
             temperature=self.temperature,
             top_k=max(0, self.top_k),
-            top_p=self.top_p,
+            top_p=self.top_p or SMALLEST_TOP_P,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,

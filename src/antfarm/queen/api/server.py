@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,11 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from antfarm.config import STOP_S
 from antfarm.errors import AntfarmError, Reason
 from antfarm.queen.api.connection import PatientProtocol
 
 BACKLOG = 512
+GRACE_S = 2  # for answers that have been ended to reach their clients
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -75,7 +76,8 @@ class ApiServer:
             server_header=False,
             ws="none",
             proxy_headers=False,
-            timeout_graceful_shutdown=int(STOP_S),
+            timeout_graceful_shutdown=GRACE_S,
+            log_level=logging.WARNING,
         )
         server = _Server(config)
         api = cls(server, sock)
@@ -89,7 +91,7 @@ class ApiServer:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def stop(self) -> None:
-        """Take no more connections, give running answers a few seconds, then end them."""
+        """Take no more connections, give running answers `GRACE_S`, then end them (`colony-down`)."""
         self._server.should_exit = True
         await self._task
 
