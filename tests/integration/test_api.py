@@ -17,9 +17,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.scripted import ScriptedQueen, model, said
 from support.served import DEADLINE_S, Api, served
 
+from antfarm.bus.server import MAX_PAYLOAD
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import ChatMessage, Failure, TaskAccepted, TaskFinished, TaskTokens
 from antfarm.queen.api import ApiServer, bind, create_app, exposed, running
+from antfarm.queen.api.gate import MAX_BODY
 
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
 
@@ -281,9 +283,10 @@ async def test_when_one_of_several_fails_the_others_end() -> None:
 # ---- wrong requests
 
 
-async def test_a_body_of_9_mb_is_too_large() -> None:
+async def test_a_body_that_the_bus_might_not_take_is_too_large() -> None:
+    assert 2 * MAX_BODY <= MAX_PAYLOAD
     async with served(said("never")) as api:
-        reply = await api.post("/v1/chat/completions", b" " * 9_000_000)
+        reply = await api.post("/v1/chat/completions", b" " * (MAX_BODY + 1))
     assert reply.status_code == 413
     assert reply.json()["error"]["code"] == "invalid-request"
 

@@ -9,8 +9,10 @@ import httpx
 import pytest
 from support.scripted import ScriptedQueen, said
 
+from antfarm.errors import BusError, Reason
 from antfarm.messages import ChatMessage, Tool, ToolCall, Wanted
 from antfarm.queen.api import create_app
+from antfarm.shard.sampler import check
 
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
 TINY = {"messages": HELLO}
@@ -159,6 +161,20 @@ async def test_harmless_and_unknown_fields_are_tolerated() -> None:
     assert queen.requests[0].sampling.temperature == 1.0
     assert queen.requests[0].sampling.top_k == 0
     assert queen.requests[0].sampling.seed == 2**63 - 1
+
+
+async def test_a_top_p_of_0_takes_the_likeliest_token_as_openais_does() -> None:
+    queen = ScriptedQueen(said("Hi"))
+    assert (await post(queen, "/v1/chat/completions", {**TINY, "top_p": 0})).status_code == 200
+    check(queen.requests[0].sampling)
+    assert 0 < queen.requests[0].sampling.top_p < 1e-6
+
+
+async def test_what_the_bus_refuses_is_told_without_its_subjects() -> None:
+    refused = BusError(Reason.INVALID_REQUEST, "a message of 9 bytes on antfarm.task; the bus takes 8")
+    reply = await post(ScriptedQueen([refused]), "/v1/chat/completions", TINY)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "the request is too large for the colony's bus"
 
 
 async def test_what_an_answer_must_be_reaches_the_lead() -> None:

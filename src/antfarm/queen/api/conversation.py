@@ -33,7 +33,7 @@ def _content(value: object, info: ValidationInfo) -> str:
     if value is None:
         if info.data.get("tool_calls"):
             return ""
-        raise ValueError("Field required")
+        raise ValueError("a text is needed; null goes only beside an assistant's tool_calls")
     try:
         return _STRING.validate_python(value)
     except ValidationError:
