@@ -191,6 +191,16 @@ def test_chunks_of_a_prompt_follow_each_other() -> None:
     assert rows(plan.schedule()) == [(0, 18, 42)]
 
 
+def test_one_prompt_follows_another_through_the_stages() -> None:
+    plan = scheduler(slots=2, chunk=4, stages=2)
+    a, b = sequence("a", 3), sequence("b", 3)
+    for each in (a, b):
+        plan.add(each)
+    first, second = plan.schedule(), plan.schedule()
+    assert first and first.sequences == (a,)
+    assert second and second.sequences == (b,)  # though no token of a has come
+
+
 def test_a_copy_goes_with_the_first_chunk_alone() -> None:
     plan = scheduler(slots=2, chunk=8)
     prompt = list(range(40))

@@ -98,7 +98,8 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, now under way. None when nothing can begin before a result comes."""
         prompts = self._reading is not None or bool(self._waiting and self.slots.free)
-        answers = bool(self._answering)
+        # A chunk pauses none whose own prompt is still on its way through the stages.
+        answers = any(sequence.last >= 0 for sequence in self._answering)
         if len(self._flying) >= self._most or not (prompts or answers):
             return None
         if self._pacer.prefers(prompts=prompts, answers=answers) is Kind.PROMPT:
