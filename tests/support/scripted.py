@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from antfarm.colony import refusals
 from antfarm.errors import AntfarmError
 from antfarm.messages import (
     ColonyStats,
@@ -28,6 +29,7 @@ class ScriptedQueen:
     def __init__(self, script: Sequence[Step], models: Sequence[ModelStatus] | None = None) -> None:
         self.script = script
         self.models = [model()] if models is None else list(models)
+        self.retired: set[str] = set()
         self.requests: list[TaskRequest] = []
         self.running = 0
         self.started = asyncio.Event()
@@ -35,6 +37,9 @@ class ScriptedQueen:
 
     def status(self) -> Sequence[ModelStatus]:
         return self.models
+
+    def missing(self, name: str) -> AntfarmError:
+        return refusals.unknown(name, [model.model for model in self.models], retired=name in self.retired)
 
     def stats(self) -> ColonyStats:
         return ColonyStats(0.0, 0, (), tuple(self.models), ())

@@ -5,11 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.colony_script import BROKEN, Script, kinds
+from support.colony_script import BROKEN, Script, forager, kinds
 from support.models import Models
 
 from antfarm.colony import names
-from antfarm.colony.events import Broke, Described, ForagerLeft, LoadAsked, SendLoad, ShardHeard, UnloadAsked
+from antfarm.colony.events import (
+    Broke,
+    Described,
+    ForagerHeard,
+    ForagerLeft,
+    Instruction,
+    LoadAsked,
+    LogOps,
+    SendLoad,
+    ShardHeard,
+    UnloadAsked,
+)
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import Failure, LoadModel, ShardFailed
 from antfarm.model.gguf import GgufFile
@@ -27,6 +38,10 @@ def script(models: Models) -> Script:
 def lose(script: Script, shard: int = 0, epoch: int = 1) -> None:
     script.on(ShardHeard(ShardFailed("m-1", epoch, shard, BROKEN)))
     assert script.status().state == "unavailable"
+
+
+def texts(instructions: list[Instruction]) -> str:
+    return " ".join(one.text for one in instructions if isinstance(one, LogOps))
 
 
 def asked(script: Script) -> LoadModel:
@@ -119,6 +134,13 @@ def test_the_unforeseen_fails_the_replica_and_frees_the_name(script: Script) -> 
     script.becomes_ready(script.loads(epoch=2))
     assert script.on(Broke("m-1", 2, internal)) == []
     assert script.status().state == "ready"
+
+
+def test_foragers_that_share_cores_are_told_so(script: Script) -> None:
+    first, second = (forager(id, host="one", cores=2, threads=2) for id in ("x", "y"))
+    assert "--threads" not in texts(script.on(ForagerHeard(first)))
+    assert "with x it has 4 threads" in texts(script.on(ForagerHeard(second)))
+    assert texts(script.on(ForagerHeard(second))) == ""
 
 
 @pytest.mark.parametrize(

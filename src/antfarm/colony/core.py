@@ -114,7 +114,7 @@ class Colony:
             known = None
         self._foragers[facts.id] = Forager(facts, now)
         if known is None:
-            out.append(LogOps("forager-joined", facts.id, refusals.introduce(facts)))
+            out.append(LogOps("forager-joined", facts.id, refusals.introduce(facts, self.foragers())))
         return out + self._reconcile(facts, now)
 
     def _forager_left(self, event: ForagerLeft, now: float) -> list[Instruction]:

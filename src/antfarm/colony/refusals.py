@@ -15,10 +15,17 @@ from antfarm.types import ModelFacts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 
 
-def introduce(facts: ForagerFacts) -> str:
-    return (
+def introduce(facts: ForagerFacts, live: Sequence[ForagerFacts]) -> str:
+    """What the ops log says of a forager that joins those that live."""
+    text = (
         f"{facts.host}: {facts.cores} cores, {facts.memory >> 20} MiB for shards, {', '.join(facts.backends)}"
     )
+    beside = [one for one in live if one.host == facts.host and one.id != facts.id]
+    threads = facts.threads + sum(one.threads for one in beside)
+    if beside and threads > facts.cores:
+        names = ", ".join(one.id for one in beside)
+        text += f"; with {names} it has {threads} threads there: --threads shares the cores out"
+    return text
 
 
 def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[str], foragers: int) -> None:

@@ -116,6 +116,10 @@ class Queen:
         found = [replica for model in self._colony.models() for replica in model.replicas()]
         return [views.replica_status(replica, self._epoch_offset) for replica in found]
 
+    def missing(self, name: str) -> AntfarmError:
+        """Why there is no model of this name: `model-unknown` or `model-retired`."""
+        return self._colony.missing(name)
+
     def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
         """`tasks.run`, counted. What names no loaded model is refused uncounted."""
         events = self.tasks.run(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from antfarm.errors import Reason, RequestError
+from antfarm.errors import AntfarmError, Reason, RequestError
 from antfarm.messages import ColonyStats, ModelStatus, TaskEvent
 from antfarm.queen.tasks import TaskRequest
 
@@ -22,6 +22,9 @@ class Source(Protocol):
     def status(self) -> Sequence[ModelStatus]:
         """Every model the queen knows."""
 
+    def missing(self, name: str) -> AntfarmError:
+        """Why there is no model of this name: it never was, or it was unloaded."""
+
     def stats(self) -> ColonyStats:
         """Everything that is counted."""
 
@@ -31,13 +34,13 @@ def offered(queen: Source) -> list[ModelStatus]:
 
 
 def known(queen: Source, name: str) -> ModelStatus:
-    """Raises `model-unknown`, naming those that are loaded."""
+    """Raises `model-unknown`, naming those that are loaded, or `model-retired`."""
     models = {model.model: model for model in queen.status()}
     if name in models:
         return models[name]
-    names = sorted(model.model for model in offered(queen))
-    hint = f"loaded: {', '.join(names)}" if names else "antc load MODEL"
-    raise RequestError(Reason.MODEL_UNKNOWN, f"no model {name!r} is loaded", hint=hint, param="model")
+    error = queen.missing(name)
+    error.numbers["param"] = "model"
+    raise error
 
 
 def chosen(queen: Source, name: str) -> ModelStatus:
