@@ -58,7 +58,7 @@ def test_every_split_gives_the_same_answer(colony: Colony, tiny: str) -> None:
         colony.unload(name)
     with pytest.raises(AntfarmError) as raised:
         whole.ask("Ants")
-    assert raised.value.reason is Reason.MODEL_UNKNOWN
+    assert raised.value.reason is Reason.MODEL_RETIRED
 
 
 async def test_several_questions_at_once_without_blocking(colony: Colony, tiny: str) -> None:
