@@ -8,14 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from antfarm.cli.app import app
+from antfarm.cli.doctor import examine
 from antfarm.cli.joining import Invitation, replaced
 from antfarm.cli.options import parse_numbers, parse_shares, parse_size, parse_wire
 from antfarm.cli.output import size
+from antfarm.config import Home
 from antfarm.errors import AntfarmError, Reason
 from antfarm.types import WireFormat
 
@@ -46,6 +50,9 @@ def test_an_invitation_is_read_as_printed_or_as_its_url() -> None:
         f"antfarm://h/{SECRET}",
         f"antfarm://:1/{SECRET}",
         f"antfarm://h:port/{SECRET}",
+        f"antfarm://h:99999/{SECRET}",
+        f"antfarm://h:0/{SECRET}",
+        f"antfarm://h:1/{SECRET} x",
     ],
 )
 def test_a_wrong_invitation_is_refused_without_repeating_the_secret(text: str) -> None:
@@ -125,6 +132,16 @@ def test_every_option_in_the_docs_exists() -> None:
                 assert not unknown, f"{path.name}: {line}"
 
 
+def test_help_is_written_for_people() -> None:
+    for name in commands():
+        shown = CliRunner().invoke(app, [*name.split(), "--help"]).stdout
+        assert not re.findall(r"<[a-z ]+>|[<>]=|\{", shown), shown
+
+
+def test_usage_names_the_command_however_it_was_started(tmp_path: Path) -> None:
+    assert antc(tmp_path, "fly").stderr.startswith("Usage: antc ")
+
+
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     program = """
 import atexit, sys
@@ -147,6 +164,9 @@ main()
     [
         (["fly"], 2, "No such command"),
         (["up", "--foragers", "none"], 2, "--foragers"),
+        (["up", "--foragers", "0"], 2, "0 is not from 1 to 64"),
+        (["load", "m", "--slots", "-1"], 2, "-1 is not at least 0"),
+        (["pull", "ftp://host/m.gguf"], 1, "antc: model-unknown: models are not fetched by ftp://"),
         (["load", "m", "--shares", "0"], 2, "--shares"),
         (["ps"], 1, "antc: colony-down: no colony runs"),
         (["ask", "hello"], 1, "antc: colony-down: no colony runs"),
@@ -177,6 +197,17 @@ def test_an_unforeseen_error_is_one_line_and_its_traceback_a_file(tmp_path: Path
     assert done.returncode == 1
     assert done.stderr.startswith("antc: internal: TypeError") and str(log) in done.stderr
     assert "Traceback" in log.read_text() and "Traceback" not in done.stderr
+
+
+def test_doctor_finds_a_home_that_can_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "home"):
+        homes = [found for found in examine(Home(path)) if found.check == "home"]
+        assert [(one.verdict, one.text) for one in homes] == [("wrong", f"{file} is not a directory")]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    wrong = [found for found in examine(Home(tmp_path)) if found.verdict == "wrong"]
+    assert [found.check for found in wrong] == ["disk"]
 
 
 def test_doctor_finds_a_secret_that_others_can_read(tmp_path: Path) -> None:

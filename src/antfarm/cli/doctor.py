@@ -154,9 +154,10 @@ def _nearest(path: Path) -> Path:
 
 def _home(home: Home) -> Iterator[Finding]:
     folder = _nearest(home.path)
-    if home.path.exists() and folder != home.path:
-        yield Finding("home", "wrong", f"{home.path} is not a directory", "move it away, or use --home")
-        return
+    for path in (home.path, *home.path.parents):
+        if path.is_file():
+            yield Finding("home", "wrong", f"{path} is not a directory", "move it away, or use --home")
+            return
     if not os.access(folder, os.W_OK | os.X_OK):
         yield Finding("home", "wrong", f"{folder} is not writable", "change its owner, or use --home")
         return

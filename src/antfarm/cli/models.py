@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -30,7 +31,7 @@ from antfarm.cli.session import home_of, with_control
 
 if TYPE_CHECKING:
     from antfarm.config import Home
-    from antfarm.messages import ModelStatus
+    from antfarm.messages import Failure, ModelStatus
 
 app = typer.Typer()
 
@@ -79,6 +80,12 @@ class ModelRow(msgspec.Struct, frozen=True):
     bytes: int = 0
     path: str = ""  # on this host
     state: str = ""  # in the colony, when loaded
+
+
+def newest_failures(loaded: Iterable[ModelStatus]) -> dict[str, Failure]:
+    """What kept or ended each model that failed; of several failures the last."""
+    by_age = sorted(loaded, key=lambda one: one.created)
+    return {status.model: status.failure for status in by_age if status.failure}
 
 
 def _loaded(home: Home) -> tuple[ModelStatus, ...]:
@@ -210,9 +217,7 @@ def ps(context: typer.Context, as_json: Json = False) -> None:
             for view in model.shards
         ),
     )
-    newest = {model.model: model for model in sorted(loaded, key=lambda one: one.created) if model.failure}
-    for name, model in newest.items():
-        if model.failure:
-            note(f"{name}: {model.failure.reason}: {model.failure.message}")
+    for name, failure in newest_failures(loaded).items():
+        note(f"{name}: {failure.reason}: {failure.message}")
     if not loaded:
         note("no model is loaded; `antc load MODEL` loads one")
