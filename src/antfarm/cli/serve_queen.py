@@ -70,7 +70,9 @@ def _entry(queen: Queen, api: ApiServer, options: QueenOptions) -> Process:
 
 
 def _introduce(daemon: Daemon, api: ApiServer, options: QueenOptions, key: str | None) -> None:
-    note(f"API       {api.url}/v1" + ("" if key is None else f", with the key in {daemon.home.api_key_file}"))
+    note(f"API       {api.url}/v1")
+    if key is not None:
+        note(f"key       the one in {daemon.home.api_key_file}; `antc queen --no-api-key` drops it")
     if exposed(options.listen, key):
         note("          anyone who reaches this host can use it; set a key with $ANTFARM_API_KEY")
     # The line holds the secret, and what isn't a terminal may be a log.
