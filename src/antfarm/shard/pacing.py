@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-PAUSE = 5.0  # steps of decoding that a chunk may take as long as
+PAUSE = 4.0  # steps of decoding that a chunk may take as long as: it is late by what the rows before it cost
 _SMALLEST = 4  # rows of a chunk
 _WEIGHT = 0.3  # of the newest measurement in a mean
 
