@@ -99,6 +99,26 @@ async def test_a_shard_that_fails_by_itself_says_so_once(bench: Bench, tmp_path:
     assert bench.events.empty()
 
 
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [
+        ({}, module.SPINS),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+async def test_threads_that_wait_do_not_spin_for_long_unless_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ours: dict[str, str], expected: str | None
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    environment = psutil.Process(await bench.load()).environ()
+    assert environment.get("GOMP_SPINCOUNT") == expected
+    assert environment.get("OMP_WAIT_POLICY") == ours.get("OMP_WAIT_POLICY")
+
+
 async def test_a_stop_is_no_failure_and_frees_the_memory(bench: Bench) -> None:
     pid = await bench.load()
     await bench.nursery.stop("m-1", 1)
