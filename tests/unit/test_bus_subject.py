@@ -65,7 +65,7 @@ def test_a_failure_reply_is_raised_as_the_error_it_stands_for() -> None:
 def test_no_two_subjects_share_a_name_and_all_carry_the_version() -> None:
     table = [value for value in vars(subjects).values() if isinstance(value, Subject)]
     patterns = [subject.pattern for subject in table]
-    assert len(set(patterns)) == len(patterns) == 13
+    assert len(set(patterns)) == len(patterns) == 14
     assert all(pattern.startswith("antfarm.v1.") for pattern in patterns)
     assert all(subject.absent for subject in table if isinstance(subject, RequestSubject))
     assert subjects.SHARD_EVENTS.decode(subjects.SHARD_EVENTS.encode(ShardLinked("r", 1, 0))) == ShardLinked(
