@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+import mmap
 from collections.abc import Iterator
 from typing import Any, NewType
 
@@ -29,6 +30,7 @@ except (ImportError, OSError, RuntimeError) as error:
     ) from error
 
 native = _c  # for `ops`
+_madvise = ctypes.CDLL(None).madvise
 
 Tensor = NewType("Tensor", object)  # ggml_tensor *
 BufferType = NewType("BufferType", int)  # ggml_backend_buffer_type_t
@@ -68,6 +70,8 @@ class Buffer:
             _c.ggml_backend_buffer_set_usage(handle, _c.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         self.size: int = _c.ggml_backend_buffer_get_size(handle)
         self.address: int = _c.ggml_backend_buffer_get_base(handle)
+        if usage_weights:
+            _advise_huge_pages(self.address, self.size)
 
     def clear(self) -> None:
         _c.ggml_backend_buffer_clear(self._handle, 0)
@@ -82,6 +86,15 @@ class Buffer:
         if self._handle is not None:
             _c.ggml_backend_buffer_free(self._handle)
             self._handle = None
+
+
+def _advise_huge_pages(address: int, size: int) -> None:
+    """Ask the system for large pages: every token reads all weights from end to end, and the processor's
+    walks through tables of small pages take some percent of that. It is free to decline."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = max(0, address + size - start)
+        _madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
 
 
 class Context:
