@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -58,6 +59,7 @@ def run_daemon(
     Raises `StateError` `colony-exists` when this role (and name) is taken in the home.
     """
     log_to(home.logs / f"{name or role}.log" if starter.waits else None)
+    _give_way()
     with state.claim(home, role, name) as announce:
         daemon = Daemon(home, role, announce, starter)
         try:
@@ -68,6 +70,14 @@ def run_daemon(
             raise
     if daemon.signal == signal.SIGINT:
         raise typer.Exit(130)
+
+
+def _give_way() -> None:
+    """A daemon that wakes up, to pass a token on or to say that it lives, must not push a shard off its
+    core: the other shards wait for that one. Children inherit this; a shard takes it back for itself."""
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # a container may forbid it; then it is as it was
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 async def _until_stopped(daemon: Daemon, body: Callable[[Daemon], Awaitable[None]], lifeline: int) -> None:

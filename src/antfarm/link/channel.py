@@ -1,6 +1,6 @@
 """One authenticated connection to a peer: whole buffers out and in, deadlines, typed errors.
 
-The socket stays blocking, with the kernel's own receive timeout: the usual receive is one system call.
+The socket stays blocking, with the kernel's own receive timeout. A receive looks for a moment, then sleeps.
 Whatever does not go at once goes through `pump`, which sends and receives whichever way is open,
 so two peers with full buffers never wait for each other.
 """
@@ -19,6 +19,7 @@ from antfarm.errors import LinkError, Reason
 
 # The peer closed its end. Linux tells by an event of its own; elsewhere the next receive finds out.
 HANGUP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+SPIN_S = 100e-6  # before a receive sleeps
 _LOST_HINT = "the peer's process ended or its host is unreachable; its log and `antc ops` say more"
 
 
@@ -55,6 +56,22 @@ class Channel:
     def receive(self, into: memoryview) -> None:
         """Fill `into`, within the timeout."""
         start = time.perf_counter()
+        got = self._spin(into, start + SPIN_S)
+        if got < len(into):
+            self._block(into[got:], start + self.timeout)
+        self.traffic.waited += time.perf_counter() - start
+
+    def _spin(self, into: memoryview, until: float) -> int:
+        """Look again and again until something is there; returns the bytes received.
+
+        Ranks of a stage end their halves of a layer within microseconds of each other. Being woken up
+        takes longer than that, and happens twice a layer.
+        """
+        while not (got := self.take(into)) and time.perf_counter() < until:
+            pass
+        return got
+
+    def _block(self, into: memoryview, deadline: float) -> None:
         try:
             got = self.sock.recv_into(into, 0, socket.MSG_WAITALL)
         except BlockingIOError as error:
@@ -65,8 +82,7 @@ class Channel:
         if not got:
             raise self.lost()
         if got < len(into):
-            pump({}, {self: into[got:]}, deadline=start + self.timeout)
-        self.traffic.waited += time.perf_counter() - start
+            pump({}, {self: into[got:]}, deadline=deadline)
 
     def take(self, into: memoryview) -> int:
         """Receive what is there now into the front of `into`; 0 when nothing is."""
