@@ -56,6 +56,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
         ({**TINY, "temperature": True}, "temperature"),
         ({**TINY, "top_p": 1.5}, "top_p"),
         ({**TINY, "repetition_penalty": 0}, "repetition_penalty"),
+        ({**TINY, "repetition_penalty": 1e-60}, "repetition_penalty"),
         ({**TINY, "max_tokens": 0}, "max_tokens"),
         ({**TINY, "max_tokens": 1.5}, "max_tokens"),
         ({**TINY, "n": 1000}, "n"),

@@ -122,6 +122,38 @@ def test_rows_that_mean_nothing_end_their_task_alone(models: Models) -> None:
     assert isinstance(good, TaskFinished) and (good.finish, good.index) == ("length", 5)
 
 
+@pytest.mark.parametrize("part", ["sampler", "answer"])
+def test_what_nobody_foresaw_ends_its_task_alone(
+    models: Models, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    driven = Driven(models, count_up, slots=2)
+    driven.tell(task("bad", (48,)), task("good", (60,), max_tokens=5), steps=2)
+    broken = driven.lead._scheduler.find("bad")
+    assert broken
+    setattr(broken, part, _Broken(getattr(broken, part)))
+    driven.tell()
+    end = driven.of("bad")[-1]
+    assert isinstance(end, TaskFinished) and end.failure
+    assert (end.finish, end.failure.reason) == ("error", "internal")
+    assert "IndexError: beyond" in end.failure.message
+    assert "task bad" in caplog.text
+    good = driven.of("good")[-1]
+    assert isinstance(good, TaskFinished) and (good.finish, good.index) == ("length", 5)
+    driven.tell(task("again", (48,), max_tokens=1))
+    last = driven.of("again")[-1]
+    assert isinstance(last, TaskFinished) and last.finish == "length"
+
+
+class _Broken:
+    """What it stands for, but nothing more comes of it."""
+
+    def __init__(self, whole: object) -> None:
+        self.__dict__.update(vars(whole))
+
+    def __getattr__(self, name: str) -> object:
+        raise IndexError("beyond")
+
+
 def test_a_cancelled_task_gives_what_was_held_back_and_its_slot(models: Models) -> None:
     driven = Driven(models, count_up)
     held = driven.tokenizer.decode([43, 44, 45])

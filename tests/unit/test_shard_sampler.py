@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -139,6 +140,13 @@ def test_greedy_takes_the_best_and_leaves_the_row_alone() -> None:
 def test_a_tiny_temperature_is_greedy() -> None:
     row = np.array([1.0, 1.001, -50.0], np.float32)
     assert {Sampler(Sampling(temperature=1e-37), []).sample(row) for _ in range(20)} == {1}
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.5}, {"min_p": 1.0}, {"top_k": 2, "top_p": 1e-9}])
+@pytest.mark.parametrize("temperature", [1e-39, 1e-60, 5e-324])
+def test_a_temperature_that_float32_cannot_hold_is_greedy(temperature: float, more: dict[str, Any]) -> None:
+    row = np.array([1, 1.5, -3, 1.4], np.float32)
+    assert {Sampler(Sampling(temperature=temperature, **more), []).sample(row) for _ in range(20)} == {1}
 
 
 def test_logits_of_minus_infinity_are_never_drawn() -> None:

@@ -240,12 +240,19 @@ class Lead:
     def _token(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
         try:
             sequence.last = sequence.sampler.sample(row)
+            event = sequence.answer.push(sequence.last, row, last=sequence.sampler.complete)
         except AntfarmError as error:
             self._end(sequence, "error", Failure.of(error), sound=False)
             return
+        except Exception as error:  # the other tasks go on
+            log.exception("the next token of task %s can't be chosen", sequence.task)
+            text = f"the next token can't be chosen: {type(error).__name__}: {error}"
+            sequence.answer.finish = "error"  # what it holds back may be what is broken
+            self._end(sequence, "error", Failure(Reason.INTERNAL, text), sound=False)
+            return
         sequence.clock.token(time.perf_counter())
         self._tokens += 1
-        if event := sequence.answer.push(sequence.last, row, last=sequence.sampler.complete):
+        if event:
             self._emit(event)
         if sequence.answer.finish:
             self._end(sequence, sequence.answer.finish)

@@ -23,6 +23,7 @@ Row = NDArray[np.float32]
 
 MAX_LOGPROBS = 20  # alternatives per token, as OpenAI's API allows
 
+_TINY = float(np.finfo(np.float32).tiny)  # a lower temperature would be 0 in float32
 _BLOCK = 512  # weights summed at once
 _SEED_MASK = 2**64 - 1  # APIs take signed seeds; PCG64 takes none below zero
 
@@ -83,7 +84,7 @@ class Sampler:
                 f"the model computed {best} as its best logit",
                 hint="the model file may be damaged; compare its checksum, or try another backend",
             )
-        token = int(row.argmax()) if self._sampling.temperature == 0 else self._draw(row, best)
+        token = int(row.argmax()) if self._sampling.temperature < _TINY else self._draw(row, best)
         self._counts[token] = self._counts.get(token, 0) + 1
         if self._grammar:
             self.complete = self._grammar.accept(token)

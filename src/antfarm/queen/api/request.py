@@ -62,7 +62,7 @@ class CompletionBody(Body):
     top_p: float = Field(1.0, ge=0, le=1, description="0 always takes the likeliest token.")
     top_k: int = Field(0, ge=-1, le=MAX_INT, description="Extension. 0 or -1 is off.")
     min_p: float = Field(0.0, ge=0, le=1, description="Extension.")
-    repetition_penalty: float = Field(1.0, gt=0, le=10, description="Extension. 1 is off.")
+    repetition_penalty: float = Field(1.0, ge=0.01, le=10, description="Extension. 1 is off.")
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(
