@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from antfarm.errors import Reason
 from antfarm.messages import ChatMessage, Failure, TaskAssign, TaskOutput, Tool, Wanted
 from antfarm.model.gguf import GgufFile
 from antfarm.model.schema import MAX_REFS
-from antfarm.shard.intake import MAX_TEXT, Intake
+from antfarm.shard.intake import MAX_TEXT, Intake, Prepared
 from antfarm.shard.pooling import LAST, MEAN, Pool
 from antfarm.shard.sequence import Sequence
 from antfarm.types import Sampling
@@ -106,6 +107,31 @@ def test_vectors_are_pooled_as_the_file_says_or_refused(intake: Intake, models: 
         other = Intake.from_gguf(file, 64)
     other._pooling = "cls"
     assert refusal(other, Wanted("vector"), text="ants") == (Reason.INVALID_REQUEST, "model")
+
+
+def test_a_library_that_panics_fails_its_task_alone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    with GgufFile.open(models.path("tiny-llama")) as file:
+        broken = Intake.from_gguf(file, 64)
+    done: queue.Queue[Prepared] = queue.Queue()
+    assign = broken.start(done.put)
+    encode = broken.tokenizer.encode
+
+    def panics(text: str) -> list[int]:
+        if text == "bad":
+            raise Panic("index out of bounds")
+        return encode(text)
+
+    monkeypatch.setattr(broken.tokenizer, "encode", panics)
+    for name in ("bad", "good"):
+        assign(TaskAssign(name, "r", 1, Sampling(), text=name))
+    bad, good = (done.get(timeout=10) for _ in range(2))
+    assert isinstance(bad.outcome, Failure) and bad.outcome.reason == Reason.INTERNAL
+    assert (bad.task, good.task) == ("bad", "good")
+    assert isinstance(good.outcome, Sequence)
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it: no `Exception`."""
 
 
 @pytest.mark.parametrize("cuts", [(7,), (1, 6), (3, 3, 1)])

@@ -68,7 +68,7 @@ class Intake:
             return Prepared(task.task, self._sequence(task, arrived))
         except AntfarmError as error:
             return Prepared(task.task, Failure.of(error))
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("task %s can't be prepared", task.task)
             text = f"the request can't be prepared: {type(error).__name__}: {error}"
             return Prepared(task.task, Failure(Reason.INTERNAL, text))
