@@ -1,12 +1,13 @@
-"""Settings and the colony's home folder. The environment is read here, when asked, and nowhere else."""
+"""Deadlines, ports and the colony's home folder, for which the environment is read when asked, not on import.
+
+Of settings in the environment, only keys of the API are read elsewhere: by the command line.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-
-from antfarm.types import DEFAULT_CONTEXT as DEFAULT_CONTEXT
 
 API_PORT = 7777
 BUS_PORT = 7778

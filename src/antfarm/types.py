@@ -14,6 +14,11 @@ DEFAULT_CONTEXT = 4096  # tokens per slot unless asked otherwise
 DEFAULT_SLOTS = 4  # unless asked otherwise, or memory allows fewer
 
 
+def default_context(trained: int) -> int:
+    """Tokens per slot where none are asked for: what the model was trained for, within bounds."""
+    return min(trained, DEFAULT_CONTEXT)
+
+
 class SplitMode(StrEnum):
     """How a model is cut. `HYBRID` is a pipeline whose stages are tensor-split."""
 
@@ -120,7 +125,7 @@ class Plan(msgspec.Struct, frozen=True):
 class RunOptions(msgspec.Struct, frozen=True):
     """How a model is run; the same for all its shards."""
 
-    context: int = 0  # tokens per slot; 0 takes the model's own, bounded by DEFAULT_CONTEXT
+    context: int = 0  # tokens per slot; 0 takes `default_context` of the model
     slots: int = 0  # sequences whose KV rows are held at once; 0 takes up to DEFAULT_SLOTS, as memory allows
     chunk: int = 128  # prompt tokens per prefill step, at most
     prefill_share: float = 0.5  # of the time, for prompts while others are being answered; above 0 up to 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from antfarm.cli.output import note, say
 from antfarm.errors import AntfarmError
-from antfarm.types import DEFAULT_CONTEXT, DEFAULT_SLOTS
+from antfarm.types import DEFAULT_SLOTS, default_context
 
 if TYPE_CHECKING:
     from antfarm.cli.progress import Display
@@ -87,7 +87,7 @@ def how_split(status: ModelStatus) -> str:
 
 def what_did_not_fit(wanted: LoadModel, status: ModelStatus) -> str:
     """What the memory allowed less of than the defaults, which a load may not have expected; or nothing."""
-    context, slots = min(status.trained, DEFAULT_CONTEXT), DEFAULT_SLOTS
+    context, slots = default_context(status.trained), DEFAULT_SLOTS
     if wanted.reshard:
         return ""
     less = []

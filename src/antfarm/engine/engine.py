@@ -19,7 +19,7 @@ from antfarm.engine.weights import Weights
 from antfarm.engine.workspace import Workspace
 from antfarm.errors import AntfarmError, Reason
 from antfarm.model.gguf import GgufFile
-from antfarm.types import DEFAULT_CONTEXT, Memory, ModelFacts, Part, RunOptions
+from antfarm.types import Memory, ModelFacts, Part, RunOptions, default_context
 
 
 class Engine:
@@ -130,7 +130,7 @@ def _load(
 
 
 def _limits(facts: ModelFacts, options: RunOptions, threads: int) -> Limits:
-    context = options.context or min(facts.context, DEFAULT_CONTEXT)
+    context = options.context or default_context(facts.context)
     slots = options.slots or 1
     numbers = {"context": context, "slots": slots, "chunk": options.chunk, "threads": threads}
     for name, value in numbers.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from antfarm.config import DEFAULT_CONTEXT, LINK_S, LOAD_S
+from antfarm.config import LINK_S, LOAD_S
 from antfarm.engine import Engine
 from antfarm.errors import AntfarmError, LinkError, ModelError, Reason, StateError
 from antfarm.link.listener import Listener
@@ -38,6 +38,7 @@ from antfarm.shard.follower import follow
 from antfarm.shard.meter import Meter, telling
 from antfarm.shard.pipeline import Pipeline
 from antfarm.shard.stdio import Stdio
+from antfarm.types import default_context
 
 if TYPE_CHECKING:  # followers import no tokenizer
     from antfarm.shard.intake import Intake
@@ -90,7 +91,7 @@ class Shard:
         with GgufFile.open(spec.path) as file:
             self._check(file)
             facts, options = file.facts, self._spec.load.options
-            width, context = facts.embedding, options.context or min(facts.context, DEFAULT_CONTEXT)
+            width, context = facts.embedding, options.context or default_context(facts.context)
             intake = self._intake(file, context) if self._part.lead else None
             self._options = msgspec.structs.replace(options, context=context, slots=options.slots or 1)
             runtime = psutil.Process().memory_info().rss

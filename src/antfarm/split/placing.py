@@ -13,7 +13,7 @@ from antfarm.split.layout import Layout, Units, layouts
 from antfarm.split.memory import MIB, Footprint
 from antfarm.split.planner import Planner
 from antfarm.split.request import HostShare, Placement, SplitRequest
-from antfarm.types import DEFAULT_CONTEXT, DEFAULT_SLOTS, ModelFacts, Plan, RunOptions
+from antfarm.types import DEFAULT_SLOTS, ModelFacts, Plan, RunOptions, default_context
 
 MIN_CONTEXT = 512  # tokens a slot keeps when the context is chosen by the memory there is
 _CONTEXT_STEP = 256
@@ -86,7 +86,7 @@ class _Search:
         self._footprint = Footprint(facts)
         self._request = request
         self._options = options
-        self._context = options.context or min(facts.context, DEFAULT_CONTEXT)
+        self._context = options.context or default_context(facts.context)
         self._slots = [options.slots] if options.slots else list(range(DEFAULT_SLOTS, 0, -1))
 
     def counts(self, most: int) -> list[int]:
