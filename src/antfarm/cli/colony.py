@@ -18,6 +18,8 @@ from antfarm.cli.options import (
     Memory,
     Mode,
     NoApiKey,
+    PrefillShare,
+    Queue,
     ServedName,
     Shares,
     Slots,
@@ -52,6 +54,8 @@ def up(
     shares: Shares = "",
     context_length: Context = 0,
     slots: Slots = 0,
+    queue: Queue = 256,
+    prefill_share: PrefillShare = 0.5,
     kv_type: KvType = "f16",
     memory: Memory = "",
     listen: Listen = "127.0.0.1",
@@ -78,7 +82,9 @@ def up(
         mode=mode,
         stages=stages,
         shares=parse_shares(shares),
-        options=RunOptions(context=context_length, slots=slots, kv_type=kv_type),
+        options=RunOptions(
+            context=context_length, slots=slots, queue=queue, prefill_share=prefill_share, kv_type=kv_type
+        ),
     )
     settle_key(home, api_key, drop=no_api_key)
     if model:

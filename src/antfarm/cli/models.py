@@ -15,6 +15,8 @@ from antfarm.cli.options import (
     KvType,
     Mode,
     Name,
+    PrefillShare,
+    Queue,
     Ref,
     ServedName,
     Shares,
@@ -32,6 +34,7 @@ from antfarm.cli.session import home_of, with_control
 if TYPE_CHECKING:
     from antfarm.config import Home
     from antfarm.messages import Failure, ModelStatus
+    from antfarm.model.catalog import Entry
 
 app = typer.Typer()
 
@@ -52,7 +55,7 @@ def models(context: typer.Context, as_json: Json = False) -> None:
 
     home = home_of(context)
     catalog = Catalog(home.models)
-    rows = {entry.name: ModelRow(entry.name, entry.title, entry.source.bytes) for entry in catalog.entries()}
+    rows = {entry.name: _known(entry) for entry in catalog.entries()}
     for file in catalog.installed():
         row = rows.get(file.name, ModelRow(file.name))
         rows[file.name] = msgspec.structs.replace(row, bytes=file.bytes, path=str(file.path))
@@ -64,9 +67,16 @@ def models(context: typer.Context, as_json: Json = False) -> None:
         document(list(rows.values()))
         return
     table(
-        ("MODEL", "SIZE", "HERE", "STATE", "TITLE"),
+        ("MODEL", "SIZE", "HERE", "STATE", "LICENSE", "TITLE"),
         (
-            (row.model, size(row.bytes) if row.bytes else "", "yes" if row.path else "", row.state, row.title)
+            (
+                row.model,
+                size(row.bytes) if row.bytes else "",
+                "yes" if row.path else "",
+                row.state,
+                row.license,
+                row.title,
+            )
             for row in rows.values()
         ),
     )
@@ -77,9 +87,14 @@ class ModelRow(msgspec.Struct, frozen=True):
 
     model: str
     title: str = ""
+    license: str = ""  # of its weights, where the catalog knows it
     bytes: int = 0
     path: str = ""  # on this host
     state: str = ""  # in the colony, when loaded
+
+
+def _known(entry: Entry) -> ModelRow:
+    return ModelRow(entry.name, entry.title, entry.license, entry.source.bytes)
 
 
 def newest_failures(loaded: Iterable[ModelStatus]) -> dict[str, Failure]:
@@ -112,9 +127,8 @@ def load(
     context_length: Context = 0,
     slots: Slots = 0,
     kv_type: KvType = "f16",
-    queue: Annotated[
-        int, typer.Option(metavar="N", callback=within(0), help="Tasks that may wait for a slot.")
-    ] = 256,
+    queue: Queue = 256,
+    prefill_share: PrefillShare = 0.5,
     wire: Annotated[
         str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")
     ] = "f32",
@@ -138,6 +152,7 @@ def load(
             context=context_length,
             slots=slots,
             queue=queue,
+            prefill_share=prefill_share,
             wire=parse_wire(wire),
             kv_type=kv_type,
             backend=backend,

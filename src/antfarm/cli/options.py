@@ -40,6 +40,13 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return check
 
 
+def share_of_one(value: float) -> float:
+    """A check that an option's number is above 0 and at most 1, as its callback."""
+    if not 0 < value <= 1:
+        raise typer.BadParameter(f"{value} is not above 0 and at most 1")
+    return value
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print a JSON document instead of a table.")]
 
 Listen = Annotated[
@@ -118,6 +125,18 @@ Slots = Annotated[
         callback=within(0),
         show_default=False,
         help="Answers at once.  [default: 4, or what fits in memory]",
+    ),
+]
+Queue = Annotated[
+    int,
+    typer.Option(metavar="N", callback=within(0), help="Tasks that may wait for a slot."),
+]
+PrefillShare = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        callback=share_of_one,
+        help="Of the time, for reading prompts while answers go on; above 0, at most 1.",
     ),
 ]
 KvType = Annotated[
