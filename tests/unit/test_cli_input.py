@@ -150,13 +150,15 @@ sys.argv = ["antc", "--help"]
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 main()
 """
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    took = time.monotonic() - began
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        took.append(time.monotonic() - began)
     assert "Commands:" in done.stdout
     heavy = {"numpy", "ggml", "rich", "httpx", "fastapi", "nats", "asyncio", "tokenizers"}
     assert not heavy & set(done.stderr.split())
-    assert took < 1.0  # 0.15 s on a quiet machine; the modules above are what makes it slow
+    assert min(took) < 0.3, took  # 0.15 s on a quiet machine
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,8 @@ main()
         (["up", "--foragers", "none"], 2, "--foragers"),
         (["up", "--foragers", "0"], 2, "0 is not from 1 to 64"),
         (["load", "m", "--slots", "-1"], 2, "-1 is not at least 0"),
+        (["load", "m", "--prefill-share", "0"], 2, "0.0 is not above 0 and at most 1"),
+        (["up", "--queue", "-1"], 2, "-1 is not at least 0"),
         (["pull", "ftp://host/m.gguf"], 1, "antc: model-unknown: models are not fetched by ftp://"),
         (["load", "m", "--shares", "0"], 2, "--shares"),
         (["ps"], 1, "antc: colony-down: no colony runs"),
