@@ -23,4 +23,4 @@ test: check
 	$(V)/pytest tests/integration
 
 bench: setup
-	$(V)/antc bench split
+	$(V)/antc bench split --out build/bench-split
