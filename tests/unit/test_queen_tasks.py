@@ -14,7 +14,7 @@ from antfarm.bus import Subscription
 from antfarm.bus.subject import Subject
 from antfarm.bus.subjects import FORAGER_ASSIGN, FORAGER_CANCEL, TASK_EVENTS
 from antfarm.colony.events import Route
-from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.errors import AntfarmError, BusError, Reason, StateError
 from antfarm.messages import (
     Done,
     Failure,
@@ -40,6 +40,7 @@ class Lead:
         self.assigned: list[TaskAssign] = []
         self.cancelled: list[TaskCancel] = []
         self.refuses: AntfarmError | None = None
+        self.refuses_cancels: AntfarmError | None = None
         self._events: Subscription[TaskEvent] = Subscription("tasks", TASK_EVENTS.decode)
 
     async def subscribe(self, subject: Subject[Any]) -> Subscription[TaskEvent]:
@@ -54,6 +55,8 @@ class Lead:
             self.assigned.append(message)
         else:
             assert subject.name == FORAGER_CANCEL.of("a").name
+            if self.refuses_cancels:
+                raise self.refuses_cancels
             self.cancelled.append(message)
         return Done()
 
@@ -204,6 +207,72 @@ async def test_a_silent_lead_fails_its_tasks_but_a_busy_one_does_not(
     with pytest.raises(AntfarmError) as caught:
         await asyncio.wait_for(queued, 5)
     assert caught.value.reason is Reason.TIMEOUT
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+async def test_a_task_whose_end_was_lost_does_not_wait_for_ever_on_a_busy_lead(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, begun: int
+) -> None:
+    monkeypatch.setattr(module, "QUIET_S", 0.2)
+    lost = collect(tasks)
+    await lead.until_assigned()
+    waiting, busy = collect(tasks), collect(tasks)
+    while len(lead.assigned) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    one, two, three = [each.task for each in lead.assigned]
+    if begun:
+        await lead.say(TaskAccepted(one, 3), TaskTokens(one, 0, 1, "x"))
+    await lead.say(TaskAccepted(two, 3), TaskAccepted(three, 3))
+    for index in range(10):
+        await lead.say(TaskTokens(three, index, 1, "x"))
+        await asyncio.sleep(0.05)
+    assert lost.done() and not waiting.done() and not busy.done()
+    await lead.say(TaskFinished(two, 0, "stop"), TaskFinished(three, 10, "stop"))
+    assert len(await waiting) == 2 and len(await busy) == 12
+    assert lead.cancelled == [TaskCancel(one, "m-1")]
+    if begun:
+        last = lost.result()[-1]
+        assert isinstance(last, TaskFinished) and last.failure and last.failure.reason == Reason.TIMEOUT
+    else:
+        assert isinstance(lost.exception(), AntfarmError)
+
+
+async def test_a_cancel_that_was_lost_is_sent_again(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CANCEL_AGAIN_S", 0.1)
+    lead.refuses_cancels = BusError(Reason.BUS_UNREACHABLE, "the bus is away")
+    async with aclosing(tasks.run(REQUEST)) as events:
+        first = asyncio.ensure_future(anext(events))
+        task = await lead.until_assigned()
+        await lead.say(TaskAccepted(task, 1))
+        await first
+    await asyncio.sleep(0.01)
+    lead.refuses_cancels = None
+    await lead.say(TaskTokens(task, 0, 1, "x"), TaskTokens("never-heard-of", 0, 1, "x"))
+    await asyncio.sleep(0.01)
+    assert lead.cancelled == [], "what was on its way is no sign that it was lost"
+    await asyncio.sleep(0.1)
+    await lead.say(TaskTokens(task, 1, 1, "x"), TaskTokens(task, 2, 1, "x"))
+    await asyncio.sleep(0.01)
+    assert lead.cancelled == [TaskCancel(task, "m-1")]
+    await asyncio.sleep(0.1)
+    await lead.say(TaskFinished(task, 3, "cancelled"), TaskTokens(task, 3, 1, "x"))
+    await asyncio.sleep(0.01)
+    assert len(lead.cancelled) == 1
+
+
+async def test_a_listener_that_breaks_is_told(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(event: TaskEvent) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(tasks, "_heard_late", breaks)
+    waiting = asyncio.create_task(tasks.wait())
+    await lead.say(TaskTokens("late", 0, 1, "x"))
+    with pytest.raises(KeyError):
+        await asyncio.wait_for(waiting, 5)
 
 
 async def test_a_client_that_does_not_read_is_bounded(

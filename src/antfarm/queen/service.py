@@ -211,7 +211,13 @@ class Queen:
         await self._bus.serve(QUEEN_UNLOAD, self._unload)
         await self._bus.serve(QUEEN_MODELS, self._models)
         await self._bus.serve(QUEEN_STATS, self._list_stats)
-        jobs = [self._lease.keep(), self._hear_foragers(changes), self._hear_shards(shards), self._tick()]
+        jobs = [
+            self._lease.keep(),
+            self._hear_foragers(changes),
+            self._hear_shards(shards),
+            self._tick(),
+            self.tasks.wait(),
+        ]
         if self._server:
             jobs.append(self._keep_server(self._server))
         self._jobs = [asyncio.create_task(job) for job in jobs]

@@ -29,9 +29,12 @@ from antfarm.types import Sampling
 log = logging.getLogger(__name__)
 
 SILENCE_S = 60.0  # that a lead with tasks may say nothing
+QUIET_S = 180.0  # that a task may give nothing while its lead works on others: far more than a chunk takes
 SLOWEST_PREFILL_S = 0.5  # more silence for each prompt token that a lead has yet to read
 BUFFER = 4096  # events that a client may leave unread
 DRAIN_S = 30.0  # that a replica's tasks have to finish before it is stopped
+CANCEL_AGAIN_S = 5.0  # after which a cancelled task that still gives tokens is cancelled again
+CANCELLED = 1024  # such tasks that are remembered
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,18 @@ class _Task:
 
     id: str
     lead: _Lead
+    heard: float  # when it was last heard of
     inbox: asyncio.Queue[TaskEvent] = field(default_factory=asyncio.Queue)
     tokens: int = 0  # of the answer, so far
     unread: int = 0  # prompt tokens that the lead has yet to read
     sealed: bool = False  # its last event is in the inbox
     running: bool = True  # the lead still works on it, as far as we know
+
+    @property
+    def silent_at(self) -> float:
+        """When silence becomes a failure: its lead's, or its own unless its prompt waits to be read."""
+        silent = self.lead.silent_at
+        return silent if self.unread else min(silent, self.heard + QUIET_S)
 
     def receive(self, event: TaskEvent) -> None:
         """Check that nothing was lost or doubled, and keep for the client."""
@@ -112,6 +122,7 @@ class Tasks:
         self._tasks: dict[str, _Task] = {}
         self._leads: dict[tuple[str, int], _Lead] = {}
         self._cancels: set[asyncio.Task[None]] = set()
+        self._cancelled: dict[str, tuple[Route, float]] = {}  # whither, and when last; the oldest first
         self._reader: asyncio.Task[None] | None = None
         self._ending = False
 
@@ -132,6 +143,11 @@ class Tasks:
         if self._reader:
             self._reader.cancel()
         await asyncio.gather(*self._cancels, return_exceptions=True)
+
+    async def wait(self) -> None:
+        """Until nothing is heard any more; raises what broke the listening."""
+        if self._reader:
+            await asyncio.shield(self._reader)
 
     async def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
         """The events of a task, the last of them `TaskFinished`.
@@ -186,7 +202,7 @@ class Tasks:
             lead = self._leads[key] = _Lead(route, _now())
         if not lead.tasks:
             lead.heard = _now()
-        task = _Task(uuid.uuid4().hex, lead)
+        task = _Task(uuid.uuid4().hex, lead, _now())
         lead.tasks.add(task)
         self._tasks[task.id] = task
         return task
@@ -209,7 +225,7 @@ class Tasks:
     async def _next(self, task: _Task, began: float, deadline: float | None) -> TaskEvent:
         """The task's next event; made here when the lead has been silent too long, or time is up."""
         while task.inbox.empty():
-            limit = task.lead.silent_at
+            limit = task.silent_at
             if deadline is not None:
                 limit = min(limit, began + deadline)
             try:
@@ -220,6 +236,8 @@ class Tasks:
                     task.end(_late(deadline))
                 elif _now() >= task.lead.silent_at:
                     task.end(_silent(task.lead.route))
+                elif _now() >= task.silent_at:
+                    task.end(_quiet(task.lead.route))
         return task.inbox.get_nowait()
 
     def _close(self, task: _Task) -> None:
@@ -230,23 +248,40 @@ class Tasks:
             lead.idle.set()
             self._leads.pop((lead.route.replica, lead.route.epoch), None)
         if task.running:
-            cancel = asyncio.get_running_loop().create_task(self._cancel(task))
-            self._cancels.add(cancel)
-            cancel.add_done_callback(self._cancels.discard)
+            self._cancel(task.id, lead.route)
 
-    async def _cancel(self, task: _Task) -> None:
-        route = task.lead.route
+    def _cancel(self, task: str, route: Route) -> None:
+        self._cancelled.pop(task, None)
+        self._cancelled[task] = (route, _now())
+        if len(self._cancelled) > CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
+        cancel = asyncio.get_running_loop().create_task(self._send_cancel(task, route))
+        self._cancels.add(cancel)
+        cancel.add_done_callback(self._cancels.discard)
+
+    async def _send_cancel(self, task: str, route: Route) -> None:
         try:
-            await self._bus.request(FORAGER_CANCEL.of(route.forager), TaskCancel(task.id, route.replica))
+            await self._bus.request(FORAGER_CANCEL.of(route.forager), TaskCancel(task, route.replica))
         except AntfarmError as error:
-            log.warning("task %s was not cancelled at %s: %s", task.id, route.forager, error)
+            log.warning("task %s was not cancelled at %s: %s", task, route.forager, error)
 
     async def _read(self, events: Subscription[TaskEvent]) -> None:
         async for event in events:
             task = self._tasks.get(event.task)
-            if task:  # else its client has left
-                task.lead.heard = _now()
+            if task:
+                task.heard = task.lead.heard = _now()
                 task.receive(event)
+            else:
+                self._heard_late(event)
+
+    def _heard_late(self, event: TaskEvent) -> None:
+        """A task goes on though its client has left: a bus that was away may have lost its cancel."""
+        if isinstance(event, TaskFinished):
+            self._cancelled.pop(event.task, None)
+            return
+        route, sent = self._cancelled.get(event.task, (None, 0.0))
+        if route and _now() >= sent + CANCEL_AGAIN_S:
+            self._cancel(event.task, route)
 
 
 def _now() -> float:
@@ -267,6 +302,14 @@ def _silent(route: Route) -> Failure:
         Reason.TIMEOUT,
         f"the lead of {route.replica} on {route.forager} has said nothing for {SILENCE_S:g} s",
         "`antc ps` shows its state; send the request again",
+    )
+
+
+def _quiet(route: Route) -> Failure:
+    return Failure(
+        Reason.TIMEOUT,
+        f"nothing was heard of the task for {QUIET_S:g} s, though the lead of {route.replica} works",
+        "send the request again",
     )
 
 
