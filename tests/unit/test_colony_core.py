@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.colony_script import BROKEN, MEMORY, Script, bound, forager, kinds, statuses
+from support.colony_script import BROKEN, LIMITS, MEMORY, Script, bound, forager, kinds, statuses
 from support.models import Models
 
 from antfarm.colony.events import (
+    Broke,
     Describe,
     Described,
     DescribeFailed,
@@ -19,6 +20,7 @@ from antfarm.colony.events import (
     ForagerHeard,
     ForagerLeft,
     Instruction,
+    Keep,
     LoadAsked,
     LogOps,
     RequestFailed,
@@ -399,6 +401,27 @@ def test_a_new_split_without_room_for_both_waits_for_the_old_one(script: Script)
     assert kinds(out) == ["FailTasks", "SendStop", "Describe"]
     script.becomes_ready(script.fetched(out))
     assert script.colony.route("m").epoch == 2
+
+
+@pytest.mark.parametrize("end", ["overdue", "broke"])
+def test_a_swap_that_fails_before_the_old_one_has_drained_leaves_it_serving(script: Script, end: str) -> None:
+    script.joins("a", "b", mib=70)
+    script.ready(options=RunOptions(context=64))
+    script.on(LoadAsked("m", LoadModel("m", split=2, reshard=True)))
+    assert script.on(Described("m-1", 2, "a", script.facts)) == [Drain("m-1", 1)]
+    if end == "overdue":
+        script.now += LIMITS.fetch + 1
+        out = script.on(Tick())
+    else:
+        out = script.on(Broke("m-1", 2, Failure(Reason.INTERNAL, "surprise")))
+    assert Keep("m-1", 1) in out and "model-failed" in kinds(out)
+    assert not any(isinstance(one, FailTasks | Drain) for one in out)
+    assert script.colony.route("m").epoch == 1
+    assert script.on(Drained("m-1", 1)) == []
+    assert script.colony.route("m").epoch == 1
+    script.on(LoadAsked("m", LoadModel("m", split=2, reshard=True)))
+    assert script.on(Described("m-1", 3, "a", script.facts)) == [Drain("m-1", 1)]
+    assert kinds(script.on(Drained("m-1", 1))) == ["FailTasks", "SendStop", "Describe"]
 
 
 def test_losing_the_old_one_while_it_drains_goes_on_with_the_new(script: Script) -> None:

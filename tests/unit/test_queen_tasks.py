@@ -13,7 +13,7 @@ import pytest_asyncio
 from antfarm.bus import Subscription
 from antfarm.bus.subject import Subject
 from antfarm.bus.subjects import FORAGER_ASSIGN, FORAGER_CANCEL, TASK_EVENTS
-from antfarm.colony.events import Route
+from antfarm.colony.events import Drain, Drained, Event, Keep, Route
 from antfarm.errors import AntfarmError, BusError, Reason, StateError
 from antfarm.messages import (
     Done,
@@ -26,6 +26,7 @@ from antfarm.messages import (
     TaskTokens,
 )
 from antfarm.queen import tasks as module
+from antfarm.queen.performer import Performer
 from antfarm.queen.tasks import TaskRequest, Tasks
 from antfarm.types import Sampling
 
@@ -310,3 +311,25 @@ async def test_draining_waits_for_tasks_within_a_bound(
     with pytest.raises(AntfarmError) as caught:
         await answer
     assert caught.value.reason is Reason.MODEL_RETIRED
+
+
+async def test_a_replica_that_is_kept_is_drained_no_more(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAIN_S", 0.05)
+    happened: list[Event] = []
+    performer = Performer(lead, lead, tasks, happened.append)  # type: ignore[arg-type]
+    monkeypatch.setattr(lead, "connected", False, raising=False)
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    performer.begin(Drain("m-1", 1))
+    await asyncio.sleep(0.01)
+    assert performer.begin(Keep("m-1", 1)) is None
+    await asyncio.sleep(0.1)
+    await lead.say(TaskAccepted(task, 3), TaskFinished(task, 0, "stop"))
+    assert len(await answer) == 2
+    assert happened == []
+    performer.begin(Drain("m-1", 1))
+    await asyncio.sleep(0.01)
+    assert happened == [Drained("m-1", 1)]
+    await performer.close()

@@ -38,7 +38,7 @@ from antfarm.colony.events import (
 )
 from antfarm.colony.names import Retired, forget_failed, offered
 from antfarm.colony.placement import assign, renewed, split_request
-from antfarm.colony.progress import advance, gone, hear
+from antfarm.colony.progress import advance, gone, hear, keep
 from antfarm.colony.routing import least_loaded
 from antfarm.colony.state import Forager, Key, Limits, Model, Phase, Replica, Seat
 from antfarm.errors import AntfarmError, Reason
@@ -375,6 +375,7 @@ class Colony:
         if replica.key not in self._replicas:
             return []
         draining = replica.phase is Phase.DRAINING
+        kept = keep(replica)
         was_ready = replica.serving
         if shard is not None and shard >= len(replica.shards):
             shard = None
@@ -388,7 +389,7 @@ class Colony:
             model.unsplit.clear()
             forget_failed(self._models)
         text = refusals.told(replica, len(model.ready()))
-        return [*out, LogOps(kind, replica.model, text, replica.failure.reason)]
+        return [*out, *kept, LogOps(kind, replica.model, text, replica.failure.reason)]
 
     def _fail_all(self, replicas: Sequence[Replica], failure: Failure, now: float) -> list[Instruction]:
         return [one for replica in replicas for one in self._fail(replica, failure, now)]

@@ -168,6 +168,13 @@ class Drain(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class Keep(msgspec.Struct, frozen=True):
+    """Drain the replica no more: it serves on."""
+
+    replica: str
+    epoch: int
+
+
 class LogOps(msgspec.Struct, frozen=True):
     kind: str
     subject: str
@@ -175,7 +182,7 @@ class LogOps(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Instruction = Describe | SendLoad | SendLink | SendStop | FailTasks | Drain | LogOps
+Instruction = Describe | SendLoad | SendLink | SendStop | FailTasks | Drain | Keep | LogOps
 
 
 class Route(msgspec.Struct, frozen=True):

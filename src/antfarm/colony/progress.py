@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from antfarm.colony.events import Instruction, LogOps, SendLink, SendLoad
+from antfarm.colony.events import Instruction, Keep, LogOps, SendLink, SendLoad
 from antfarm.colony.state import Limits, Phase, Replica
 from antfarm.messages import ForagerFacts, ReplicaProved, ShardLinked, ShardLoaded, ShardProgress
 
@@ -90,6 +90,15 @@ def hear(
         shard.loaded, shard.done = True, 1.0
     else:
         shard.linked = True
+
+
+def keep(failed: Replica) -> list[Instruction]:
+    """A replica that was to take another's place fails: when the other drains yet, it serves on."""
+    current = failed.seat.current
+    if failed.phase is not Phase.WAITING or current is None or current.phase is not Phase.DRAINING:
+        return []
+    current.phase = Phase.READY
+    return [Keep(*current.key)]
 
 
 def gone(replica: Replica, facts: ForagerFacts) -> list[int]:

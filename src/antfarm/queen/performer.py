@@ -19,6 +19,7 @@ from antfarm.colony.events import (
     Event,
     FailTasks,
     Instruction,
+    Keep,
     LogOps,
     RequestFailed,
     SendLink,
@@ -47,6 +48,7 @@ class Performer:
         self._tasks = tasks
         self._happened = happened
         self._jobs: set[asyncio.Task[None]] = set()
+        self._drains: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._entries: asyncio.Queue[OpsEvent] = asyncio.Queue(OPS_BACKLOG)
         self._scribe = asyncio.create_task(self._write())
 
@@ -58,10 +60,20 @@ class Performer:
         if isinstance(wanted, LogOps):
             self._note(wanted)
             return None
+        if isinstance(wanted, Keep):
+            if drain := self._drains.pop((wanted.replica, wanted.epoch), None):
+                drain.cancel()
+            return None
         job = asyncio.create_task(self._perform(wanted))
         self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        job.add_done_callback(self._done)
+        if isinstance(wanted, Drain):
+            self._drains[wanted.replica, wanted.epoch] = job
         return job
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        self._drains = {key: drain for key, drain in self._drains.items() if drain is not job}
 
     async def close(self) -> None:
         """Write down what there is to write, and drop everything else."""
