@@ -27,7 +27,7 @@ from antfarm.messages import (
     Timings,
 )
 from antfarm.queen.metrics import Metrics
-from antfarm.queen.stats import Stats
+from antfarm.queen.stats import KEPT, Stats
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 FULL = StateError(Reason.QUEUE_FULL, "too many")
@@ -148,6 +148,18 @@ async def test_a_model_that_was_unloaded_keeps_its_counts(player: Player) -> Non
     await player.play(answer(1))
     report = player.stats.report(0, {}, ())
     assert [(m.model, m.state, m.tokens) for m in report.models] == [("m", "retired", 2)]
+
+
+async def test_what_is_long_gone_is_forgotten(player: Player) -> None:
+    player.stats.hear(shard())
+    player.stats.hear(shard("gone-1"))
+    player.report(status())
+    assert len(player.stats._shards) == 1
+    for number in range(KEPT + 3):
+        async with aclosing(player.stats.observed(f"m{number}", player.events(answer(1), 0.1))) as events:
+            assert [event async for event in events]
+    report = player.stats.report(0, {"m0": "ready"}, ())
+    assert [model.model for model in report.models] == ["m0", *(f"m{i}" for i in range(3, KEPT + 3))]
 
 
 # ---- the page

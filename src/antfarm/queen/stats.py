@@ -7,7 +7,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -26,6 +26,7 @@ from antfarm.messages import (
 
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+KEPT = 32  # models that are no longer loaded, but still counted
 GONE = "retired"  # the state of a model that is counted, but no longer loaded
 
 Events = AsyncGenerator[TaskEvent, None]
@@ -74,6 +75,7 @@ class Stats:
     ) -> ColonyStats:
         """Everything counted so far. `states` are those of the loaded models, `replicas` are theirs."""
         replicas = tuple(replicas)
+        self._forget(states, {replica.replica for replica in replicas})
         names = dict.fromkeys([*states, *self._models])
         shown = {(replica.replica, replica.epoch) for replica in replicas}
         return ColonyStats(
@@ -85,6 +87,13 @@ class Stats:
             replicas=replicas,
             shards=tuple(one for one in self._shards.values() if (one.replica, one.epoch) in shown),
         )
+
+    def _forget(self, loaded: Collection[str], replicas: Collection[str]) -> None:
+        """Drop the shards of replicas that are no more, and the oldest of many models that are no more."""
+        self._shards = {key: told for key, told in self._shards.items() if key[0] in replicas}
+        gone = [name for name, model in self._models.items() if name not in loaded and not model.underway]
+        for name in gone[:-KEPT]:
+            del self._models[name]
 
 
 class _Buckets:
