@@ -278,6 +278,7 @@ def test_slots_that_were_asked_for_are_kept() -> None:
         {"queue": -1},
         {"queue": 10**15},
         {"prefill_share": 0.0},
+        {"prefill_share": 1.0},
         {"kv_type": "q4_k"},
     ],
 )

@@ -24,7 +24,10 @@ def check(facts: ModelFacts, options: RunOptions) -> None:
         "slots": (0 <= options.slots <= MAX_SLOTS, f"0 (as many as fit), or up to {MAX_SLOTS}"),
         "chunk": (1 <= options.chunk <= MAX_CONTEXT, f"from 1 to {MAX_CONTEXT}"),
         "queue": (0 <= options.queue <= MAX_QUEUE, f"from 0 to {MAX_QUEUE}"),
-        "prefill_share": (0 < options.prefill_share <= 1, "above 0 and at most 1"),
+        "prefill_share": (
+            0 < options.prefill_share < 1,
+            "above 0 and below 1: both go on, prompts and answers",
+        ),
         "kv_type": (block and facts.head_dim % block == 0, f"one of {', '.join(fits)} for this model"),
     }
     for name, (fine, meaning) in wanted.items():
