@@ -65,6 +65,14 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
         ({**TINY, "stop": [""]}, "stop"),
         ({**TINY, "stop": "x" * 1000}, "stop"),
         ({**TINY, "top_logprobs": 21}, "top_logprobs"),
+        ({**TINY, "top_logprobs": 2}, "top_logprobs"),
+        ({**TINY, "top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+        ({**TINY, "top_logprobs": 2, "logprobs": 5}, "logprobs"),
+        ({**TINY, "timeout": 0}, "timeout"),
+        ({**TINY, "timeout": -1}, "timeout"),
+        ({**TINY, "timeout": 86_401}, "timeout"),
+        ({**TINY, "timeout": float("inf")}, "timeout"),
+        ({**TINY, "timeout": "5"}, "timeout"),
         ({**TINY, "stream": "yes"}, "stream"),
         ({**TINY, "stream_options": 3}, "stream_options"),
         ({**TINY, "functions": [{"name": "x"}]}, "functions"),
@@ -130,6 +138,9 @@ async def test_a_wrong_chat_field_is_named(body: Any, param: str | None) -> None
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["x"] * 65}, "prompt"),
         ({"prompt": ["x"] * 33, "n": 2}, "n"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "n": 2, "best_of": 3}, "best_of"),
+        ({"prompt": "x", "best_of": 0}, "best_of"),
         ({"prompt": "x", "echo": True}, "echo"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
@@ -162,6 +173,21 @@ async def test_harmless_and_unknown_fields_are_tolerated() -> None:
     assert queen.requests[0].sampling.temperature == 1.0
     assert queen.requests[0].sampling.top_k == 0
     assert queen.requests[0].sampling.seed == 2**63 - 1
+
+
+async def test_a_requests_time_reaches_the_lead() -> None:
+    queen = ScriptedQueen(said("Hi"))
+    for more in ({}, {"timeout": None}, {"timeout": 2}, {"timeout": 0.5, "top_logprobs": 0}):
+        assert (await post(queen, "/v1/chat/completions", {**TINY, **more})).status_code == 200
+    for path, body in (("completions", {"prompt": "x", "best_of": 1}), ("embeddings", {"input": [[5]]})):
+        await post(queen, f"/v1/{path}", {**body, "timeout": 7})
+    assert [request.deadline for request in queen.requests] == [None, None, 2, 0.5, 7, 7]
+
+
+async def test_a_best_of_n_is_what_n_gives() -> None:
+    queen = ScriptedQueen(said("Hi"))
+    reply = await post(queen, "/v1/completions", {"prompt": "x", "n": 2, "best_of": 2})
+    assert reply.status_code == 200 and len(reply.json()["choices"]) == 2
 
 
 async def test_a_top_p_of_0_takes_the_likeliest_token_as_openais_does() -> None:

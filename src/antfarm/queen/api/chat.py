@@ -17,7 +17,13 @@ def tasks(request: ChatRequest, model: str) -> list[TaskRequest]:
     """One task for each answer asked for."""
     messages, wanted = tuple(each.message() for each in request.messages), request.wanted()
     return [
-        TaskRequest(model=model, sampling=request.sampling(choice), messages=messages, wanted=wanted)
+        TaskRequest(
+            model=model,
+            sampling=request.sampling(choice),
+            messages=messages,
+            wanted=wanted,
+            deadline=request.timeout,
+        )
         for choice in range(request.n)
     ]
 

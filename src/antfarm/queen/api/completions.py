@@ -24,10 +24,15 @@ def tasks(request: TextRequest, model: str) -> list[TaskRequest]:
 
 
 def _task(request: TextRequest, model: str, prompt: Prompt, choice: int) -> TaskRequest:
-    sampling, wanted = request.sampling(choice), request.wanted()
-    if isinstance(prompt, str):
-        return TaskRequest(model=model, sampling=sampling, text=prompt, wanted=wanted)
-    return TaskRequest(model=model, sampling=sampling, tokens=prompt, wanted=wanted)
+    text, tokens = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+    return TaskRequest(
+        model=model,
+        sampling=request.sampling(choice),
+        text=text,
+        tokens=tokens,
+        wanted=request.wanted(),
+        deadline=request.timeout,
+    )
 
 
 class TextForm:

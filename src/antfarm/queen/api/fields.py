@@ -24,6 +24,7 @@ MAX_STOP_CHARS = 256
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_INT = 2**31 - 1
+MAX_SECONDS = 86_400.0
 
 Prompt = str | tuple[int, ...]
 """One prompt of a plain completion: text, or token ids."""
@@ -141,6 +142,12 @@ AnyPrompts = _Words | Annotated[list[_Words], Field(min_length=1)] | _Ids | list
 Unsupported = Annotated[Any, AfterValidator(_refuse), Field(description="Not supported: refused when set.")]
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 _AnyStops = _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+Seconds = Annotated[
+    float | None,
+    Field(
+        gt=0, le=MAX_SECONDS, description="Extension. Then it ends with `timeout`: 504. Null sets no bound."
+    ),
+]
 Stops = Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=_AnyStops)]
 Biases = Annotated[dict[int, float], PlainValidator(_biases, json_schema_input_type=dict[str, float])]
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, PlainValidator, model_validator
 from antfarm.errors import Reason, RequestError
 from antfarm.messages import ModelStatus, TaskAccepted, TaskFinished, TaskOutput, Wanted
 from antfarm.queen.api.conversation import MAX_TOOLS, ChatMessageBody, ToolBody
-from antfarm.queen.api.fields import MAX_INT, AnyPrompts, Body, Prompt, Text, TokenId, prompts
+from antfarm.queen.api.fields import MAX_INT, AnyPrompts, Body, Prompt, Seconds, Text, TokenId, prompts
 from antfarm.queen.api.models import Source
 from antfarm.queen.api.running import merged
 from antfarm.queen.api.tally import finish_of
@@ -42,6 +42,7 @@ class EmbeddingsRequest(Body):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="base64: of float32, little endian"
     )
+    timeout: Seconds = None
     dimensions: int | None = Field(
         None,
         ge=1,
@@ -125,7 +126,7 @@ class Detokenized(BaseModel):
 
 async def embeddings(queen: Source, request: EmbeddingsRequest, model: str) -> Embeddings:
     """Raises `invalid-request` for more dimensions than the model has."""
-    tasks = [_embedding_task(model, prompt) for prompt in request.input]
+    tasks = [_embedding_task(model, prompt, request.timeout) for prompt in request.input]
     results = await gathered(queen, tasks)
     vectors = [_shortened(result.vector, request.dimensions) for result in results]
     count = sum(result.prompt_tokens for result in results)
@@ -179,11 +180,9 @@ async def gathered(queen: Source, tasks: Sequence[TaskRequest]) -> list[Result]:
     return results
 
 
-def _embedding_task(model: str, prompt: Prompt) -> TaskRequest:
-    wanted = Wanted("vector")
-    if isinstance(prompt, str):
-        return TaskRequest(model, Sampling(), text=prompt, wanted=wanted)
-    return TaskRequest(model, Sampling(), tokens=prompt, wanted=wanted)
+def _embedding_task(model: str, prompt: Prompt, timeout: float | None) -> TaskRequest:
+    text, tokens = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+    return TaskRequest(model, Sampling(), text=text, tokens=tokens, wanted=Wanted("vector"), deadline=timeout)
 
 
 def _shortened(vector: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from antfarm.messages import Wanted
 from antfarm.queen.api.conversation import (
@@ -28,6 +28,7 @@ from antfarm.queen.api.fields import (
     Biases,
     Body,
     Prompt,
+    Seconds,
     Stops,
     Text,
     Unsupported,
@@ -40,6 +41,18 @@ MAX_ALTERNATIVES = 20  # reported with each token
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 SMALLEST_TOP_P = 1e-9  # stands for 0: the likeliest token alone
 SEED_MASK = 2**63 - 1
+
+
+def _beside_logprobs(value: int, info: ValidationInfo) -> int:
+    if value and not info.data.get("logprobs", True):  # which is not there when it is wrong itself
+        raise ValueError("needs logprobs: true")
+    return value
+
+
+def _as_n(value: int | None, info: ValidationInfo) -> int | None:
+    if value not in (None, 1, info.data.get("n", value)):
+        raise ValueError("choosing among more answers than n is not supported; leave it out")
+    return value
 
 
 class StreamOptions(Body):
@@ -74,6 +87,7 @@ class CompletionBody(Body):
     logit_bias: Biases = Field(
         {}, description="Token ids, as strings, with what is added to their logits: -100 to 100."
     )
+    timeout: Seconds = None
     ignore_eos: bool = Field(False, description="Extension. Go on after the model's end token.")
     response_format: ResponseFormatBody | None = None
     grammar: Unsupported = None
@@ -128,7 +142,9 @@ class ChatRequest(CompletionBody):
     messages: list[ChatMessageBody] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="Goes before `max_tokens`.")
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MAX_ALTERNATIVES)
+    top_logprobs: Annotated[int, AfterValidator(_beside_logprobs)] = Field(
+        0, ge=0, le=MAX_ALTERNATIVES, description="Beside `logprobs`."
+    )
     tools: Annotated[list[ToolBody], AfterValidator(distinct)] = Field([], max_length=MAX_TOOLS)
     tool_choice: ToolChoice = Field("auto", description="`required` and a function's name bind the answer.")
     parallel_tool_calls: bool = Field(True, description="False ends the answer with its first call.")
@@ -160,6 +176,9 @@ class TextRequest(CompletionBody):
     ]
     max_tokens: int | None = Field(COMPLETION_TOKENS, ge=1, le=MAX_INT)
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
+    best_of: Annotated[int | None, AfterValidator(_as_n)] = Field(
+        None, ge=1, le=MAX_CHOICES, description="Not supported: refused unless it is 1 or `n`."
+    )
     echo: Unsupported = None
     suffix: Unsupported = None
 
