@@ -201,7 +201,7 @@ async def test_of_three_shards_the_killed_one_is_named(world: World, tiny: Path)
 
     def named() -> bool:
         with pytest.raises(AntfarmError) as caught:
-            world.queen.tasks._route("tiny")
+            world.queen.tasks._route(LONG)
         return f"shard 2 on {victim}" in caught.value.message
 
     await world.until(named, within=10)

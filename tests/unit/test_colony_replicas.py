@@ -156,6 +156,19 @@ def test_tasks_go_to_the_replica_with_the_fewest_a_slot(script: Script) -> None:
     assert route("m", {one: 1, two: 1, three: 1, ("n-1", 1): 0}).replica == "m-1"
 
 
+def test_a_known_beginning_goes_where_it_was_unless_another_is_freer(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(replicas=2, options=RunOptions(slots=2, queue=2))
+    one, two = ("m-1", 1), ("m-2", 1)
+
+    def route(first: int, second: int) -> str:
+        return script.colony.route("m", {one: first, two: second}, preferred=two).replica
+
+    assert [route(0, 0), route(0, 1), route(2, 2), route(4, 3)] == ["m-2"] * 4
+    assert [route(1, 2), route(3, 4)] == ["m-1"] * 2, "where it was, it would wait"
+    assert script.colony.route("m", {one: 1}, preferred=("m-1", 0)).replica == "m-2", "that one is no more"
+
+
 def test_tasks_beyond_all_queues_are_refused(script: Script) -> None:
     script.joins("a", "b")
     script.ready(replicas=2, options=RunOptions(slots=2, queue=3))

@@ -79,7 +79,7 @@ async def lead() -> Lead:
 
 @pytest_asyncio.fixture
 async def tasks(lead: Lead) -> AsyncIterator[Tasks]:
-    made = Tasks(lead, lambda model: ROUTE)  # type: ignore[arg-type]
+    made = Tasks(lead, lambda request: ROUTE)  # type: ignore[arg-type]
     await made.start()
     yield made
     await made.close()

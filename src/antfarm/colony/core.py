@@ -39,7 +39,7 @@ from antfarm.colony.events import (
 from antfarm.colony.names import Retired, forget_failed, offered
 from antfarm.colony.placement import assign, renewed, split_request
 from antfarm.colony.progress import advance, gone, hear, keep
-from antfarm.colony.routing import least_loaded
+from antfarm.colony.routing import choose
 from antfarm.colony.state import Forager, Key, Limits, Model, Phase, Replica, Seat
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import Failure, ForagerFacts, LoadModel, ShardFailed, ShardStats
@@ -83,16 +83,18 @@ class Colony:
         """Every served name, in the order of loading."""
         return list(self._models.values())
 
-    def route(self, name: str, tasks: Mapping[Key, int] = MappingProxyType({})) -> Route:
-        """Where a task for this model goes, while `tasks` are underway on the replicas. Raises AntfarmError
-        with the reason why nowhere."""
+    def route(
+        self, name: str, tasks: Mapping[Key, int] = MappingProxyType({}), preferred: Key | None = None
+    ) -> Route:
+        """Where a task for this model goes, while `tasks` are underway on the replicas; to the `preferred`
+        one if it can. Raises AntfarmError with the reason why nowhere."""
         model = self._models.get(name)
         if model is None or model.view is None:
             raise self.missing(name)
         ready = model.ready()
         if not ready:
             raise refusals.not_ready(model.view)
-        replica = least_loaded(ready, tasks)
+        replica = choose(ready, tasks, preferred)
         return Route(name, replica.name, replica.epoch, replica.shards[0].forager)
 
     def missing(self, name: str) -> AntfarmError:

@@ -9,8 +9,9 @@ from antfarm.errors import Reason, StateError
 from antfarm.types import RunOptions
 
 
-def least_loaded(replicas: Sequence[Replica], tasks: Mapping[Key, int]) -> Replica:
-    """The replica with the fewest tasks a slot; the first of equals, since it may hold a prompt's prefix.
+def choose(replicas: Sequence[Replica], tasks: Mapping[Key, int], preferred: Key | None = None) -> Replica:
+    """The replica that is `preferred`, since it may hold a prompt's prefix, if it has a slot free or none has
+    fewer tasks a slot; else the one with the fewest, the first of equals.
 
     `tasks` counts those underway, running or queued. Raises StateError `queue-full` when every queue is full.
     """
@@ -23,7 +24,13 @@ def least_loaded(replicas: Sequence[Replica], tasks: Mapping[Key, int]) -> Repli
             hint="try again later",
             tasks=waiting,
         )
-    return min(able, key=lambda one: tasks.get(one.key, 0) / _options(one).slots)
+
+    def load(one: Replica) -> float:
+        return tasks.get(one.key, 0) / _options(one).slots
+
+    least = min(able, key=load)
+    known = next((one for one in able if one.key == preferred), None)
+    return known if known and (load(known) < 1 or load(known) <= load(least)) else least
 
 
 def _room(replica: Replica) -> int:

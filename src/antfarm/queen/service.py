@@ -47,6 +47,7 @@ from antfarm.messages import (
     UnloadModel,
 )
 from antfarm.model.catalog import default_name
+from antfarm.queen.affinity import Affinity
 from antfarm.queen.performer import FETCH_S, Performer, unforeseen
 from antfarm.queen.settings import QueenSettings
 from antfarm.queen.stats import Stats
@@ -71,6 +72,7 @@ class Queen:
         self._colony = Colony(LIMITS)
         self.tasks = Tasks(bus, self._route)
         self._stats = Stats()
+        self._affinity = Affinity()
         self._performer = Performer(bus, ops, self.tasks, self._happened)
         self._lease: Lease | None = None
         self._jobs: list[asyncio.Task[None]] = []
@@ -178,8 +180,11 @@ class Queen:
         if self._server:
             await self._server.close()
 
-    def _route(self, model: str) -> Route:
-        return self._colony.route(model, self.tasks.underway())
+    def _route(self, request: TaskRequest) -> Route:
+        preferred = self._affinity.recall(request)
+        route = self._colony.route(request.model, self.tasks.underway(), preferred)
+        self._affinity.remember(request, (route.replica, route.epoch))
+        return route
 
     # ---- events
 

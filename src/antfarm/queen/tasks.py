@@ -114,9 +114,9 @@ class _Lead:
 
 
 class Tasks:
-    """All tasks underway. `route` names the lead for a model, or raises why there is none."""
+    """All tasks underway. `route` names the lead for a request, or raises why there is none."""
 
-    def __init__(self, bus: Bus, route: Callable[[str], Route]) -> None:
+    def __init__(self, bus: Bus, route: Callable[[TaskRequest], Route]) -> None:
         self._bus = bus
         self._route = route
         self._tasks: dict[str, _Task] = {}
@@ -159,7 +159,7 @@ class Tasks:
         if self._ending:
             raise _closing().error()
         began = _now()
-        task = self._open(self._route(request.model))
+        task = self._open(self._route(request))
         try:
             await self._assign(task, request)
             event = await self._next(task, began, request.deadline)
