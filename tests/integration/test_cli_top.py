@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +11,7 @@ import httpx
 import pytest
 from support.antc import FREE_PORTS, Antc, eventually
 from support.models import Models
+from support.terminal import in_a_terminal
 
 from antfarm.client import state
 
@@ -77,42 +72,10 @@ def test_top_shows_what_was_done(antc: Antc) -> None:
 
 @pytest.mark.parametrize("leave", [b"q", b"\x03"])
 def test_top_in_a_terminal_refreshes_until_it_is_left(antc: Antc, leave: bytes) -> None:
-    shown, code = in_a_terminal(antc.command("top"), b"rates over 2 s", leave)
+    shown, code = in_a_terminal(antc.command("top"), (rb"rates over 2 s", leave))
     assert shown.count(b"tiny-2") >= 2
     assert shown.rstrip().endswith(b"\x1b[?1049l"), "the terminal is as it was"
     assert code == 0
-
-
-TAKE_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
-
-
-def in_a_terminal(command: list[str], until: bytes, keys: bytes) -> tuple[bytes, int]:
-    """Run on a terminal of its own, type `keys` when `until` is shown; all output, and the exit code."""
-    ours, its = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", TAKE_TERMINAL, *command],
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        start_new_session=True,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "150", "LINES": "40"},
-    )
-    os.close(its)
-    shown, typed, deadline = b"", False, time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if until in shown and not typed:
-            typed = os.write(ours, keys) > 0
-        if select.select([ours], [], [], 0.1)[0]:
-            try:
-                shown += os.read(ours, 65536)
-            except OSError:  # Linux's way to say that the other end is closed
-                break
-    os.close(ours)
-    return shown, process.wait(10)
 
 
 def test_metrics_ask_for_the_key(antc: Antc) -> None:

