@@ -65,13 +65,18 @@ def timings(answer: Answer) -> Timings:
     return answer.end.timings
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_fifty_answers_do_not_depend_on_their_company(models: Models, start: Start, split: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "split"),
+    [*(("tiny-llama", split) for split in SPLITS), ("tiny-qwen2", "one"), ("tiny-qwen3", "one")],
+)
+def test_fifty_answers_do_not_depend_on_their_company(
+    models: Models, start: Start, model: str, split: str
+) -> None:
     """Eight slots, all prompts at once: batches, lanes, chunks between them, reused and copied prefixes."""
     wanted = prompts(50)
-    alone = start(models.path("tiny-llama"), options=replace(EIGHT, slots=1))
+    alone = start(models.path(model), options=replace(EIGHT, slots=1))
     texts = {task: alone.ask(prompt, GREEDY).text for task, prompt in wanted.items()}
-    many = start(models.path("tiny-llama"), split)
+    many = start(models.path(model), split)
     for task, prompt in wanted.items():
         many.assign(task, prompt, GREEDY)
     answers = many.collect(*wanted)
