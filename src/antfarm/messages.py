@@ -423,6 +423,7 @@ class ModelStatus(Message, frozen=True, tag="model-status"):
     seconds: float = 0.0  # from request to ready
     created: float = 0.0  # seconds since the epoch
     trained: int = 0  # the context that the model was made for, once known
+    room: int = 0  # tasks that all its replicas together run and queue, once known
 
 
 class ModelList(Message, frozen=True, tag="model-list"):

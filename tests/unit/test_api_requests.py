@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import msgspec
+import numpy as np
 import pytest
-from support.scripted import ScriptedQueen, said
+from support.scripted import ScriptedQueen, model, said
 
 from antfarm.errors import BusError, Reason
-from antfarm.messages import ChatMessage, Tool, ToolCall, Wanted
+from antfarm.messages import (
+    ChatMessage,
+    TaskAccepted,
+    TaskEvent,
+    TaskFinished,
+    TaskOutput,
+    Tool,
+    ToolCall,
+    Wanted,
+)
 from antfarm.queen.api import create_app
+from antfarm.queen.tasks import TaskRequest
 from antfarm.shard.sampler import check
 
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
@@ -182,6 +195,35 @@ async def test_a_requests_time_reaches_the_lead() -> None:
     for path, body in (("completions", {"prompt": "x", "best_of": 1}), ("embeddings", {"input": [[5]]})):
         await post(queen, f"/v1/{path}", {**body, "timeout": 7})
     assert [request.deadline for request in queen.requests] == [None, None, 2, 0.5, 7, 7]
+
+
+async def test_more_than_a_model_ever_takes_is_no_reason_to_try_again() -> None:
+    queen = ScriptedQueen(said("Hi"), [msgspec.structs.replace(model(), room=2)])
+    for path, body in (("chat/completions", TINY), ("completions", {"prompt": "x"})):
+        reply = await post(queen, f"/v1/{path}", {**body, "n": 3})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, "invalid-request", "n")
+        assert queen.requests == []
+    assert (await post(queen, "/v1/chat/completions", {**TINY, "n": 2})).status_code == 200
+
+
+async def test_no_more_inputs_are_under_way_than_a_model_takes() -> None:
+    vector = TaskOutput("t", vector=np.ones(4, "<f4").tobytes())
+    script = [TaskAccepted("t", 1), vector, TaskFinished("t", 0, "stop")]
+    queen = ScriptedQueen(script, [msgspec.structs.replace(model(), room=2)])
+    most = 0
+    run = queen.run
+
+    async def counted(request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
+        nonlocal most
+        async for event in run(request):
+            most = max(most, queen.running)
+            yield event
+
+    queen.run = counted  # type: ignore[method-assign]
+    reply = await post(queen, "/v1/embeddings", {"input": ["x"] * 5})
+    assert len(reply.json()["data"]) == 5
+    assert most == 2
 
 
 async def test_a_best_of_n_is_what_n_gives() -> None:

@@ -179,6 +179,15 @@ def test_tasks_beyond_all_queues_are_refused(script: Script) -> None:
     assert caught.value.numbers["tasks"] == 10
 
 
+def test_the_model_tells_how_many_tasks_it_takes_at_most(script: Script) -> None:
+    script.joins("a", "b")
+    loads = script.loads(replicas=2, options=RunOptions(slots=2, queue=3))
+    script.becomes_ready(loads)
+    assert script.status().room == 10
+    script.on(ForagerLeft("b"))
+    assert script.status().room == 10, "it may come back"
+
+
 # ---- losing one
 
 

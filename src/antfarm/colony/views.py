@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from antfarm.colony.state import Model, Replica, state_of
 from antfarm.messages import ModelStatus, ShardView
 from antfarm.split import part_text
@@ -12,7 +14,11 @@ def status(model: Model, epoch_offset: float) -> ModelStatus:
     clock to give seconds since the epoch."""
     replica = model.view
     assert replica
-    return replica_status(replica, epoch_offset)
+    status = replica_status(replica, epoch_offset)
+    if replica.placement is None:
+        return status
+    options = replica.placement.options
+    return msgspec.structs.replace(status, room=len(model.seats) * (options.slots + options.queue))
 
 
 def replica_status(replica: Replica, epoch_offset: float) -> ModelStatus:

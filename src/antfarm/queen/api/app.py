@@ -73,7 +73,7 @@ def _completions(queen: models.Source) -> APIRouter:
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """With `stream`, server-sent events: chunks, then `[DONE]`."""
         model = models.chosen(queen, body.model)
-        tasks = chat.tasks(body, model.model)
+        tasks = models.fitting(model, chat.tasks(body, model.model))
         form = chat.ChatForm(
             _head("chatcmpl", model),
             logprobs=body.alternatives() is not None,
@@ -86,7 +86,7 @@ def _completions(queen: models.Source) -> APIRouter:
     async def text_completions(request: Request, body: TextRequest) -> Response:
         """With `stream`, server-sent events: chunks, then `[DONE]`."""
         model = models.chosen(queen, body.model)
-        tasks = completions.tasks(body, model.model)
+        tasks = models.fitting(model, completions.tasks(body, model.model))
         form = completions.TextForm(
             _head("cmpl", model), logprobs=body.alternatives() is not None, counts=body.counts
         )
@@ -102,7 +102,7 @@ def _outputs(queen: models.Source) -> APIRouter:
     async def embeddings(request: Request, body: outputs.EmbeddingsRequest) -> outputs.Embeddings:
         """Pooled as the model's file says, else the mean of all tokens; of length 1."""
         model = models.chosen(queen, body.model)
-        return await while_connected(request.receive, outputs.embeddings(queen, body, model.model))
+        return await while_connected(request.receive, outputs.embeddings(queen, body, model))
 
     @router.post("/tokenize", tags=["tokens"], summary="A text's or a conversation's tokens")
     async def tokenize(request: Request, body: outputs.TokenizeRequest) -> outputs.Tokenized:

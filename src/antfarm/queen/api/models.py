@@ -43,6 +43,19 @@ def known(queen: Source, name: str) -> ModelStatus:
     raise error
 
 
+def fitting(model: ModelStatus, tasks: Sequence[TaskRequest]) -> Sequence[TaskRequest]:
+    """The answers of one request. Raises `invalid-request` for more than the model ever takes at once: to try
+    again would be in vain."""
+    if model.room and len(tasks) > model.room:
+        raise RequestError(
+            Reason.INVALID_REQUEST,
+            f"n: {len(tasks)} answers were asked for; {model.model} runs and queues up to {model.room}",
+            hint="ask for fewer, or load the model with more slots or a longer queue",
+            param="n",
+        )
+    return tasks
+
+
 def chosen(queen: Source, name: str) -> ModelStatus:
     """The model asked for, or the only one when none is named."""
     if name not in ANY_MODEL:

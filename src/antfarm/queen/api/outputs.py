@@ -124,14 +124,14 @@ class Detokenized(BaseModel):
     content: str
 
 
-async def embeddings(queen: Source, request: EmbeddingsRequest, model: str) -> Embeddings:
+async def embeddings(queen: Source, request: EmbeddingsRequest, model: ModelStatus) -> Embeddings:
     """Raises `invalid-request` for more dimensions than the model has."""
-    tasks = [_embedding_task(model, prompt, request.timeout) for prompt in request.input]
-    results = await gathered(queen, tasks)
+    tasks = [_embedding_task(model.model, prompt, request.timeout) for prompt in request.input]
+    results = await gathered(queen, tasks, min(PARALLEL, model.room or PARALLEL))
     vectors = [_shortened(result.vector, request.dimensions) for result in results]
     count = sum(result.prompt_tokens for result in results)
     return Embeddings(
-        model=model,
+        model=model.model,
         data=[
             Embedding(index=index, embedding=_encoded(vector, request.encoding_format))
             for index, vector in enumerate(vectors)
@@ -163,11 +163,11 @@ class Result:
         return np.frombuffer(self.output.vector, "<f4")
 
 
-async def gathered(queen: Source, tasks: Sequence[TaskRequest]) -> list[Result]:
-    """The results of tasks, in their order, `PARALLEL` at a time. When one fails, all end."""
+async def gathered(queen: Source, tasks: Sequence[TaskRequest], parallel: int = PARALLEL) -> list[Result]:
+    """The results of tasks, in their order, `parallel` at a time. When one fails, all end."""
     results = [Result() for _ in tasks]
-    for start in range(0, len(tasks), PARALLEL):
-        sources = [queen.run(task) for task in tasks[start : start + PARALLEL]]
+    for start in range(0, len(tasks), parallel):
+        sources = [queen.run(task) for task in tasks[start : start + parallel]]
         async with aclosing(merged(sources)) as events:
             async for index, event in events:
                 match event:
