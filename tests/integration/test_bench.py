@@ -134,8 +134,13 @@ def test_a_short_soak_finds_a_sound_colony(antc: Antc) -> None:
     assert sum("shard" in name for name in names) == 5 and any("nats" in name for name in names)
 
 
-def test_splits_side_by_side(antc: Antc) -> None:
-    result = antc.json("bench", "split", *TINY, "--rounds", "1", "--prompt", "32", "--answer", "16")
+def test_splits_side_by_side(antc: Antc, tmp_path: Path) -> None:
+    out = tmp_path / "pages" / "split"
+    sizes = ("--rounds", "1", "--prompt", "32", "--answer", "16")
+    told = antc.run("bench", "split", *TINY, *sizes, "--out", out)
+    assert out.with_suffix(".md").read_text().strip() == told.stdout.strip()
+    assert "| unsplit |" in told.stdout and "| tensor 2 |" in told.stdout
+    result = json.loads(out.with_suffix(".json").read_text())
     by_name: dict[str, dict[str, Any]] = {split["split"]: split for split in result["splits"]}
     assert list(by_name) == ["unsplit", "tensor 2", "pipeline 2"]
     unsplit, tensor = by_name["unsplit"], by_name["tensor 2"]
