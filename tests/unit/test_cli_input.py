@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,6 +142,12 @@ def test_usage_names_the_command_however_it_was_started(tmp_path: Path) -> None:
     assert antc(tmp_path, "fly").stderr.startswith("Usage: antc ")
 
 
+def computed() -> float:
+    """Seconds of a core that our children have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     program = """
 import atexit, sys
@@ -152,13 +158,13 @@ main()
 """
     took = []
     for _ in range(5):
-        began = time.monotonic()
+        began = computed()
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        took.append(time.monotonic() - began)
+        took.append(computed() - began)
     assert "Commands:" in done.stdout
     heavy = {"numpy", "ggml", "rich", "httpx", "fastapi", "nats", "asyncio", "tokenizers"}
     assert not heavy & set(done.stderr.split())
-    assert min(took) < 0.3, took  # 0.15 s on a quiet machine
+    assert min(took) < 0.3, took  # of a core, which is the time it takes where nothing else wants that core
 
 
 @pytest.mark.parametrize(
