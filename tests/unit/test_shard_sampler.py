@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from collections import Counter
 from typing import Any
 
@@ -207,15 +208,19 @@ def test_log_probabilities_are_of_the_raw_logits() -> None:
 @pytest.mark.parametrize(
     "setting", [Sampling(), Sampling(top_k=40, top_p=0.95, min_p=0.05), Sampling(top_p=0.95)], ids=str
 )
-def test_a_large_vocabulary_is_sampled_in_milliseconds(setting: Sampling) -> None:
+def test_a_large_vocabulary_is_not_sorted(setting: Sampling) -> None:
     row = np.random.default_rng(1).normal(0, 2.5, 152_000).astype(np.float32)
     sampler = Sampler(setting, [])
+    assert best_seconds(lambda: sampler.sample(row)) < best_seconds(lambda: np.argsort(row))
+
+
+def best_seconds(work: Callable[[], object]) -> float:
     spent = []
     for _ in range(5):
         start = time.perf_counter()
-        sampler.sample(row)
+        work()
         spent.append(time.perf_counter() - start)
-    assert min(spent) < 0.02
+    return min(spent)
 
 
 class Evens:
