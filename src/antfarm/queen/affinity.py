@@ -10,7 +10,7 @@ from antfarm.colony.state import Key
 from antfarm.messages import ChatMessage
 from antfarm.queen.tasks import TaskRequest
 
-KEPT = 4096  # beginnings that are remembered
+KEPT = 512  # beginnings that are remembered: slots hold fewer
 CHARS = 256  # a prompt this long is worth going back for; that much of a text is its beginning
 TOKENS = 64  # the same in tokens
 
