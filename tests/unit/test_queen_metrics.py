@@ -95,6 +95,12 @@ def shard(replica: str = "m-1", epoch: int = 1, index: int = 0, steps: int = 5) 
 # ---- counting
 
 
+def test_a_replica_that_ended_holds_no_slots(player: Player) -> None:
+    player.stats.hear(shard())
+    assert [one.steps for one in player.report(status()).shards] == [5]
+    assert not player.report(status(state="unavailable")).shards
+
+
 async def test_an_answer_is_counted_as_it_passes(player: Player) -> None:
     await player.play(answer(3, cached=4))
     (model,) = player.report().models

@@ -26,6 +26,7 @@ from antfarm.messages import (
 
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+ENDED = ("unavailable", "failed", "retired")  # states of a replica
 KEPT = 32  # models that are no longer loaded, but still counted
 GONE = "retired"  # the state of a model that is counted, but no longer loaded
 
@@ -77,7 +78,8 @@ class Stats:
         replicas = tuple(replicas)
         self._forget(states, {replica.replica for replica in replicas})
         names = dict.fromkeys([*states, *self._models])
-        shown = {(replica.replica, replica.epoch) for replica in replicas}
+        # What ended holds no slots, whatever its lead told last.
+        shown = {(r.replica, r.epoch) for r in replicas if r.state not in ENDED}
         return ColonyStats(
             time=self._clock(),
             foragers=foragers,

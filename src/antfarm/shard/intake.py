@@ -117,7 +117,7 @@ class Intake:
         text = self._written(task)
         if text is not None:
             return self._encode(text)
-        self._check_ids(task.tokens or (), "prompt")
+        self._check_ids(task.tokens or (), "input" if task.wanted.kind == "vector" else "prompt")
         return list(task.tokens or ())
 
     def _written(self, task: TaskAssign) -> str | None:

@@ -165,7 +165,7 @@ def _head(kind: str, model: ModelStatus) -> Head:
         id=f"{kind}-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=model.model,
-        fingerprint=f"fp_{model.replica}_{model.epoch}",
+        fingerprint=f"fp_antfarm_{antfarm.__version__}",  # which replica will answer is not known yet
     )
 
 
