@@ -54,6 +54,11 @@ def test_tools_are_told_to_the_model_and_the_form_to_the_client(intake: Intake) 
     assert len(tooled.prompt) > len(plain.prompt)
 
 
+def test_an_unknown_token_is_blamed_on_the_field_it_came_in(intake: Intake) -> None:
+    for wanted, field in ((Wanted(), "prompt"), (Wanted(kind="vector"), "input")):
+        assert refusal(intake, wanted, tokens=(512,)) == (Reason.INVALID_REQUEST, field)
+
+
 def test_a_schema_bounds_the_first_token(intake: Intake) -> None:
     row = np.zeros(512, np.float32)
     bound = sequence(intake, Wanted(schema='{"type": "boolean"}'), text="x")
