@@ -88,7 +88,7 @@ async def test_a_new_split_lets_running_tasks_finish(world: World, tiny: Path) -
     async with aclosing(run) as events:
         await anext(events)
         assert (await world.load(tiny, 2, reshard=True)).epoch == 2
-        assert world.queen.tasks._route("tiny").epoch == 2
+        assert world.queen.tasks._route(TaskRequest("tiny", Sampling(), tokens=(1, 2))).epoch == 2
         rest = [event async for event in events]
     last = rest[-1]
     assert isinstance(last, TaskFinished)
