@@ -295,7 +295,7 @@ def test_vectors_shortened_counted_and_refused(client: OpenAI) -> None:
     assert np.allclose(short, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
     answer = client.embeddings.create(model="tiny", input=[[5, 6, 7], [8]])
     assert answer.usage.prompt_tokens == 4
-    for body, param in (({"dimensions": 10**6}, "dimensions"), ({"input": [10**6]}, "prompt")):
+    for body, param in (({"dimensions": 10**6}, "dimensions"), ({"input": [10**6]}, "input")):
         with pytest.raises(openai.BadRequestError) as raised:
             client.embeddings.create(**{"model": "tiny", "input": "x", **body})  # type: ignore[arg-type]
         assert raised.value.param == param
