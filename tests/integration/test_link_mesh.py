@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support.meshes import SECRET, batch_of, listeners, plan_of, run, spec_of
+from support.rounding import rounded
 
 from antfarm.errors import AntfarmError, LinkError, Reason
 from antfarm.link import Listener, Mesh, MeshSpec
 from antfarm.link import listener as listener_module
-from antfarm.link.numbers import rounded
 from antfarm.messages import Peer
 from antfarm.secret import Secret
 from antfarm.types import RunOptions, WireFormat

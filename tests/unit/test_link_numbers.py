@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from support.rounding import rounded
 
-from antfarm.link.numbers import BLOCK, encoded_bytes, rounded
+from antfarm.link.numbers import BLOCK, encoded_bytes
 from antfarm.types import WireFormat
 
 finite = st.floats(-8e6, 8e6, width=32)

@@ -57,15 +57,6 @@ def decode(form: WireFormat, data: NDArray[np.uint8], out: NDArray[np.float32]) 
             np.multiply(quants, scales.astype(np.float32)[:, None], out=flat.reshape(-1, BLOCK))
 
 
-def rounded(form: WireFormat, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`values` as the other end of a link gets them."""
-    data = np.empty(encoded_bytes(form, values.size), np.uint8)
-    encode(form, values, data)
-    out = np.empty(values.shape, np.float32)
-    decode(form, data, out)
-    return out
-
-
 def _encode_q8(blocks: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
     scales, quants = _planes(out, len(blocks))
     scales[:] = np.abs(blocks).max(axis=1) / _LIMIT
