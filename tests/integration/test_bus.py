@@ -10,14 +10,14 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
 from support.colony import TOKEN, connected, running_server
+from support.stopping import stopped
 
 from antfarm.bus import Bus, EmbeddedServer, OpsLog, Registry
 from antfarm.bus.registry import ForagerGone
@@ -43,16 +43,6 @@ async def bus(server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 def facts(forager: str, pid: int = 1) -> ForagerFacts:
     return ForagerFacts(forager, "host", "127.0.0.1", 2, 1, 1 << 30, ("CPU",), (), "0", pid, 0.0)
-
-
-@contextmanager
-def stopped(server: EmbeddedServer) -> Iterator[None]:
-    """The server hangs in this block: its connections stand, and nothing is answered."""
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 # ---- the server
@@ -242,7 +232,7 @@ async def test_a_client_survives_a_restart_of_the_server(tmp_path: Path) -> None
 
 async def test_a_server_that_hangs_is_known_and_so_is_its_return(server: EmbeddedServer, bus: Bus) -> None:
     assert await bus.answers(5)
-    with stopped(server):
+    with stopped(server.pid):
         assert bus.connected
         assert not await bus.answers(0.2)
     assert await bus.answers(5)
@@ -325,7 +315,7 @@ async def test_a_lease_is_kept_through_a_hang_of_the_bus(
     monkeypatch.setattr("antfarm.bus.registry.RENEW_S", 0.05)
     lease = await (await Registry.open(bus)).acquire("queen on a")
     keeping = asyncio.create_task(lease.keep())
-    with stopped(server):
+    with stopped(server.pid):
         await asyncio.sleep(0.7)  # two renewals give up
     done, _ = await asyncio.wait([keeping], timeout=1.5)
     assert not done

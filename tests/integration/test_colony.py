@@ -16,6 +16,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from support.models import Models
+from support.stopping import stopped
 from support.world import GREEDY, World, colony_at
 
 from antfarm.bus import Bus
@@ -295,11 +296,8 @@ async def test_a_bus_that_hangs_costs_nothing(world: World, tiny: Path) -> None:
     await world.load(tiny, 2)
     server = world.queen._server
     assert server
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
+    with stopped(server.pid):
         await asyncio.sleep(LOST_AFTER_S + 4)
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     await asyncio.sleep(HEARTBEAT_S + 1)
     assert not any(job.done() for job in world.queen._jobs)
     assert len(await world.ask(Sampling(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0))) == 3

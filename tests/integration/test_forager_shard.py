@@ -13,6 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from support.models import Models
+from support.stopping import stop
 
 from antfarm.errors import AntfarmError, Reason
 from antfarm.forager import shard as module
@@ -143,7 +144,7 @@ async def test_a_stop_while_it_starts(bench: Bench) -> None:
 async def test_a_stopped_process_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_S", 0.2)
     pid = await bench.load()
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     await bench.nursery.stop("m-1", 1)
     assert not psutil.pid_exists(pid)
 
