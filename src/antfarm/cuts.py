@@ -71,6 +71,11 @@ def layer_of(name: str) -> tuple[int | None, str]:
     return None, name
 
 
+def half_of(layer: int, name: str) -> int:
+    """The half layer that uses a layer's tensor."""
+    return 2 * layer + name.startswith("ffn_")
+
+
 def length(side: Side, facts: ModelFacts) -> int:
     """Values along a side that ranks share, in the whole model."""
     if side is Side.FEED_FORWARD:

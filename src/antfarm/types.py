@@ -77,19 +77,28 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One shard's share of the model: which layers, which KV-head groups, which feed-forward columns."""
+    """One shard's share of the model: which half layers, which KV-head groups, which feed-forward columns.
+
+    A stage begins and ends at any half layer, since hidden rows are all that passes from one to the next:
+    half 2 x layer is the layer's attention, half 2 x layer + 1 its feed-forward.
+    """
 
     shard: int  # index in the whole plan; shard 0 is the lead
     stage: int
     rank: int  # within the stage
     ranks: int  # of the stage
-    layers: Span
+    halves: Span
     kv_heads: Span
     feed_forward: Span
 
     @property
     def lead(self) -> bool:
         return self.shard == 0
+
+    @property
+    def attention(self) -> Span:
+        """The layers whose attention it holds, and with it their KV cache."""
+        return Span(-(-self.halves.lo // 2), -(-self.halves.hi // 2))
 
 
 class Memory(msgspec.Struct, frozen=True):

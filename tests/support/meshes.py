@@ -25,8 +25,8 @@ def plan_of(*ranks: int) -> Plan:
     parts: list[Part] = []
     for stage, count in enumerate(ranks):
         for rank in range(count):
-            layers = Span(stage, stage + 1)
-            parts.append(Part(len(parts), stage, rank, count, layers, Span(0, 1), Span(0, 32)))
+            halves = Span(2 * stage, 2 * stage + 2)
+            parts.append(Part(len(parts), stage, rank, count, halves, Span(0, 1), Span(0, 32)))
     return Plan(SplitMode.HYBRID, tuple(parts), ())
 
 

@@ -56,8 +56,8 @@ def cut(total: int, parts: int, unit: int = 1) -> list[Span]:
 def plan_of(facts: ModelFacts, stages: int, ranks: int) -> Plan:
     """A plain split in `stages` x `ranks`, shares as equal as they go."""
     parts = [
-        Part(stage * ranks + rank, stage, rank, ranks, layers, kv_heads, feed_forward)
-        for stage, layers in enumerate(cut(facts.layers, stages))
+        Part(stage * ranks + rank, stage, rank, ranks, halves, kv_heads, feed_forward)
+        for stage, halves in enumerate(cut(2 * facts.layers, stages))
         for rank, (kv_heads, feed_forward) in enumerate(
             zip(cut(facts.kv_heads, ranks), cut(facts.feed_forward, ranks, 32), strict=True)
         )

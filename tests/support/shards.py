@@ -21,17 +21,17 @@ _STEP_S = 60.0
 def parts(
     facts: ModelFacts, stages: Sequence[int], *, heads: Sequence[int] = (), ffn: Sequence[int] = ()
 ) -> list[Part]:
-    """`stages` are the ranks of each stage; layers are shared evenly. `heads` and `ffn` are the inner
+    """`stages` are the ranks of each stage; half layers are shared evenly. `heads` and `ffn` are the inner
     cuts between the ranks, for every stage."""
     out: list[Part] = []
     for stage, ranks in enumerate(stages):
-        layers = Span(facts.layers * stage // len(stages), facts.layers * (stage + 1) // len(stages))
+        cut = [2 * facts.layers * edge // len(stages) for edge in (stage, stage + 1)]
         kv_cuts = [0, *heads, facts.kv_heads] if ranks > 1 else [0, facts.kv_heads]
         ffn_cuts = [0, *ffn, facts.feed_forward] if ranks > 1 else [0, facts.feed_forward]
         assert len(kv_cuts) == len(ffn_cuts) == ranks + 1
         for rank in range(ranks):
             kv, width = Span(*kv_cuts[rank : rank + 2]), Span(*ffn_cuts[rank : rank + 2])
-            out.append(Part(len(out), stage, rank, ranks, layers, kv, width))
+            out.append(Part(len(out), stage, rank, ranks, Span(*cut), kv, width))
     return out
 
 

@@ -87,7 +87,7 @@ def peak():
 before = peak()
 with GgufFile.open(sys.argv[1]) as file:
     facts, ranks = file.facts, int(sys.argv[2])
-    part = Part(0, 0, 0, ranks, Span(0, facts.layers), Span(0, facts.kv_heads // ranks),
+    part = Part(0, 0, 0, ranks, Span(0, 2 * facts.layers), Span(0, facts.kv_heads // ranks),
                 Span(0, facts.feed_forward // ranks))
     engine = Engine.load(file, part, RunOptions(context=1024, slots=2), threads=1)
 reduce = (lambda partial, total: np.copyto(total, partial)) if ranks > 1 else None
@@ -205,7 +205,7 @@ def test_bad_settings_are_refused(models: Models, options: dict[str, Any]) -> No
 def test_a_cut_through_a_block_is_refused(models: Models) -> None:
     with GgufFile.open(models.path("tiny-llama", "q8_0")) as file:
         whole = shards.parts(file.facts, [1])[0]
-    cut = Part(0, 0, 0, 2, whole.layers, whole.kv_heads, Span(0, 33))
+    cut = Part(0, 0, 0, 2, whole.halves, whole.kv_heads, Span(0, 33))
     error = refusal(models.path("tiny-llama", "q8_0"), cut)
     assert error.reason == Reason.SPLIT_IMPOSSIBLE
     assert "ffn_down" in error.message

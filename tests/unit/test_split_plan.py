@@ -23,8 +23,8 @@ def hosts(*memory: int, weights: tuple[float, ...] = ()) -> list[HostShare]:
     return [HostShare(f"h{i}", size * MIB, weights[i]) for i, size in enumerate(memory)]
 
 
-def layers(found: Placement) -> list[tuple[int, int]]:
-    return [(part.layers.lo, part.layers.hi) for part in found.plan.parts]
+def halves(found: Placement) -> list[tuple[int, int]]:
+    return [(part.halves.lo, part.halves.hi) for part in found.plan.parts]
 
 
 def assert_covers(spans: list[Span], end: int) -> None:
@@ -38,9 +38,10 @@ def assert_whole(facts: ModelFacts, found: Plan) -> None:
     """Every layer, head and column belongs to exactly one shard of its stage."""
     stages = found.stages()
     assert [part.shard for part in found.parts] == list(range(len(found.parts)))
-    assert_covers([stage[0].layers for stage in stages], facts.layers)
+    assert_covers([stage[0].halves for stage in stages], 2 * facts.layers)
+    assert_covers([stage[0].attention for stage in stages], facts.layers)
     for stage in stages:
-        assert {part.layers for part in stage} == {stage[0].layers}
+        assert {part.halves for part in stage} == {stage[0].halves}
         assert [(part.rank, part.ranks) for part in stage] == [(i, len(stage)) for i in range(len(stage))]
         assert_covers([part.kv_heads for part in stage], facts.kv_heads)
         assert_covers([part.feed_forward for part in stage], facts.feed_forward)
@@ -200,10 +201,20 @@ def test_asked_shares_replace_speeds() -> None:
 def test_a_pipelines_lead_gets_fewer_layers_for_its_head() -> None:
     found = plan(SMOLLM2, hosts(2000, 2000), SplitRequest(2, "pipeline"), OPTIONS)
     footprint = Footprint(SMOLLM2)
-    read = [sum(footprint.layer_bytes[lo:hi]) for lo, hi in layers(found)]
+    read = [sum(footprint.half_bytes[lo:hi]) for lo, hi in halves(found)]
     read[0] += footprint.head
-    assert layers(found)[0][1] < 15
-    assert abs(read[0] - read[1]) <= footprint.layer_bytes[0]
+    assert halves(found)[0][1] < 30
+    assert abs(read[0] - read[1]) <= max(footprint.half_bytes)
+
+
+def test_a_stage_may_end_within_a_layer() -> None:
+    """Whole layers would leave 9 of 17.1 layers' bytes to the second stage: the head is about one more."""
+    found = plan(LLAMA_1B, hosts(4000, 4000), SplitRequest(2, "pipeline"), OPTIONS)
+    assert halves(found) == [(0, 15), (15, 32)]
+    assert [part_text(part) for part in found.plan.parts] == [
+        "layers 0-6, attention of 7",
+        "feed-forward of 7, layers 8-15",
+    ]
 
 
 def test_a_hybrid_spreads_ranks_over_stages_evenly() -> None:
@@ -350,3 +361,14 @@ def test_fewest_keeps_to_a_mode_that_starts_with_two() -> None:
         len(fewest(SMOLLM2, hosts(2000, 2000, 2000), SplitRequest(mode="hybrid", stages=2), OPTIONS).hosts)
         == 2
     )
+
+
+@pytest.mark.timeout(20)
+def test_a_large_model_is_refused_at_once() -> None:
+    """Looking for what would work may not weigh every cut of 126 layers into every number of stages."""
+    large = llama(
+        layers=126, embedding=16384, feed_forward=53248, heads=128, kv_heads=8, head_dim=128, vocabulary=512,
+    )  # fmt: skip
+    with pytest.raises(PlanError) as caught:
+        plan(large, hosts(4000, 4000), SplitRequest(2), OPTIONS)
+    assert caught.value.reason is Reason.NO_CAPACITY

@@ -1,11 +1,12 @@
 """Division of whole units against brute force."""
 
+from functools import partial
 from itertools import combinations, pairwise, product
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antfarm.split.shares import divide, ranges, spans
+from antfarm.split.shares import divide, furthest, ranges, spans
 from antfarm.types import Span
 
 weights = st.lists(st.floats(0.1, 10), min_size=1, max_size=3)
@@ -30,9 +31,15 @@ def test_division_is_the_fastest_within_the_limits(
     assert max(n / speed for n, speed in zip(given_units, speeds, strict=True)) <= min(slowest) * (1 + 1e-9)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), weights, st.integers(0, 9), st.data())
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    weights,
+    st.integers(0, 9),
+    st.integers(1, 2),
+    st.data(),
+)
 def test_ranges_are_the_fastest_that_fit(
-    costs: list[int], speeds: list[float], head: int, data: st.DataObject
+    costs: list[int], speeds: list[float], head: int, least: int, data: st.DataObject
 ) -> None:
     room = [data.draw(st.integers(1, 40)) for _ in speeds]
     extra = [float(head)] + [0.0] * (len(speeds) - 1)
@@ -43,11 +50,12 @@ def test_ranges_are_the_fastest_that_fit(
     def slowest(cuts: list[Span]) -> float:
         return max((sum(costs[s.lo : s.hi]) + extra[i]) / speeds[i] for i, s in enumerate(cuts))
 
-    found = ranges(costs, extra, speeds, fits)
+    ends = [furthest(len(costs), partial(fits, i)) for i in range(len(speeds))]
+    found = ranges(costs, extra, speeds, ends, least)
     possible = []
     for inner in combinations(range(1, len(costs)), len(speeds) - 1):
         cuts = [Span(lo, hi) for lo, hi in pairwise([0, *inner, len(costs)])]
-        if all(fits(i, span) for i, span in enumerate(cuts)):
+        if all(len(span) >= least and fits(i, span) for i, span in enumerate(cuts)):
             possible.append(cuts)
     if found is None:
         assert not possible

@@ -104,7 +104,7 @@ def _load(
     held.callback(weights.free)
     cache = KvCache(
         backend,
-        part.layers,
+        part.attention,
         heads=len(part.kv_heads),
         head_dim=file.facts.head_dim,
         context=limits.context,

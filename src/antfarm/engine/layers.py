@@ -179,9 +179,9 @@ class Layers:
             b.graph.add(self._partial.receive(half(b, layer, h)))
 
     def _halves(self) -> Iterator[tuple[int, Half]]:
-        for layer in self._model.part.layers.range():
-            yield layer, self._model.architecture.attention
-            yield layer, self._model.architecture.feed_forward
+        architecture = self._model.architecture
+        for half in self._model.part.halves.range():
+            yield half // 2, architecture.feed_forward if half % 2 else architecture.attention
 
     def free(self) -> None:
         for step in self._steps.values():

@@ -6,7 +6,7 @@ are cut, the others are whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from antfarm import cuts
@@ -64,13 +64,19 @@ def slices(file: GgufFile, hyper: Hyper, layer: LayerTensors, part: Part) -> lis
 
 def _names(file: GgufFile, layer: LayerTensors, part: Part) -> Iterator[str]:
     """Of the tensors to hold. A head that is absent is the embedding, which is held once for both."""
-    required = [f"blk.{index}.{name}" for index in part.layers.range() for name in layer.required]
-    optional = [f"blk.{index}.{name}" for index in part.layers.range() for name in layer.optional]
+    required = list(_of_halves(part.halves, layer.required))
+    optional = list(_of_halves(part.halves, layer.optional))
     if part.lead:
         required += LEAD - {HEAD}
         optional.append(HEAD)
     yield from required
     yield from (name for name in (*optional, ROPE_FACTORS) if name in file.tensors)
+
+
+def _of_halves(halves: Span, names: Iterable[str]) -> Iterator[str]:
+    for half in halves.range():
+        layer = half // 2
+        yield from (f"blk.{layer}.{name}" for name in names if cuts.half_of(layer, name) == half)
 
 
 def _slice(file: GgufFile, hyper: Hyper, part: Part, name: str) -> Slice:

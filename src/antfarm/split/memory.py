@@ -22,8 +22,8 @@ _PROCESS = 48 * MIB
 _VOCABULARY_PER_TOKEN = 860
 # The library for grammars, and some in use.
 _GRAMMARS = 5 * MIB
-# The engine keeps the graphs of 16 step shapes; a layer's two halves take 2 x 20160 bytes in each.
-_GRAPHS_PER_LAYER = 16 * 2 * 20160
+# The engine keeps the graphs of 16 step shapes; a half layer takes 20160 bytes in each.
+_GRAPHS_PER_HALF = 16 * 20160
 # ggml's thread pool and plans, Python's objects for graphs, what allocators round up to. With it the resident
 # memory of shards measured 0.93 to 1.01 of the plan.
 _COMPUTE_BASE = 4 * MIB
@@ -39,8 +39,7 @@ class Footprint:
         self.facts = facts
         self.everywhere = 0  # bytes that every shard holds
         self.lead = 0  # bytes that the lead holds beyond its layers
-        layers = range(facts.layers)
-        whole, once, heads, columns = ([0 for _ in layers] for _ in range(4))
+        whole, once, heads, columns = ([0] * (2 * facts.layers) for _ in range(4))
         for tensor in facts.tensors:
             size = tensor.bytes + _ALIGNMENT
             layer, name = cuts.layer_of(tensor.name)
@@ -48,17 +47,19 @@ class Footprint:
             if layer is None:
                 self.lead += size if name in cuts.LEAD else 0
                 self.everywhere += 0 if name in cuts.LEAD else size
-            elif layer >= facts.layers:
                 continue
-            elif Side.FEED_FORWARD in sides:
-                columns[layer] += size
+            if layer >= facts.layers:
+                continue
+            half = cuts.half_of(layer, name)
+            if Side.FEED_FORWARD in sides:
+                columns[half] += size
             elif Side.HEADS in sides or Side.KV_HEADS in sides:
-                heads[layer] += size
+                heads[half] += size
             elif name in cuts.ONCE:
-                once[layer] += size
+                once[half] += size
             else:
-                whole[layer] += size
-        self.layer_bytes = [sum(each) for each in zip(whole, once, heads, columns, strict=True)]
+                whole[half] += size
+        self.half_bytes = [sum(each) for each in zip(whole, once, heads, columns, strict=True)]
         self._whole, self._once, self._heads, self._columns = (
             [0, *accumulate(each)] for each in (whole, once, heads, columns)
         )
@@ -71,7 +72,7 @@ class Footprint:
 
     def weights(self, part: Part) -> int:
         def total(sums: list[int]) -> int:
-            return sums[part.layers.hi] - sums[part.layers.lo]
+            return sums[part.halves.hi] - sums[part.halves.lo]
 
         heads = -(-total(self._heads) * len(part.kv_heads) // self.facts.kv_heads)
         columns = -(-total(self._columns) * len(part.feed_forward) // self.facts.feed_forward)
@@ -84,7 +85,7 @@ class Footprint:
         """Planned bytes of one shard; context and slots must have been decided."""
         return Memory(
             weights=self.weights(part),
-            kv_cache=kv_bytes(self.facts, part.layers, len(part.kv_heads), options),
+            kv_cache=kv_bytes(self.facts, part.attention, len(part.kv_heads), options),
             compute=_compute(self.facts, part, options),
             runtime=_PROCESS
             + (_VOCABULARY_PER_TOKEN * self.facts.vocabulary + _GRAMMARS if part.lead else 0),
@@ -106,4 +107,4 @@ def _compute(facts: ModelFacts, part: Part, options: RunOptions) -> int:
     steps = 3 * facts.embedding  # to send, to receive, decoded
     per_row = 4 * (live + exchanged + steps) + 2 * options.context
     logits = 4 * options.slots * (facts.vocabulary + facts.embedding) if part.lead else 0
-    return _COMPUTE_BASE + _GRAPHS_PER_LAYER * len(part.layers) + rows * per_row + logits
+    return _COMPUTE_BASE + _GRAPHS_PER_HALF * len(part.halves) + rows * per_row + logits

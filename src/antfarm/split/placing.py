@@ -143,7 +143,8 @@ class _Search:
 
     def _what_would_work(self, shards: int, memory: int, context: int) -> str:
         most = max(self._facts.layers, Units.of(self._facts).max_ranks)
-        for count in range(shards + 1, most + 1):
+        enough = -(-sum(self._footprint.half_bytes) // memory) if memory else most + 1
+        for count in range(max(shards + 1, enough), most + 1):
             forms = self._layouts(count, strict=False)
             if forms and (fits := self._at([HostShare("", memory)] * count, forms, context, self._slots[-1])):
                 largest = max(need.total for need in fits.plan.memory)

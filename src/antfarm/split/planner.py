@@ -6,16 +6,16 @@ How much each shard gets:
   groups and feed-forward columns are therefore each shared out by speed, independently: more columns can't
   make up for fewer heads. The lead's head comes after the last layer, when the other ranks idle anyway:
   a smaller share of the layers would not help it, so equal shares stay the fastest for equal hosts.
-* Stages of a pipeline work at once on different steps, so the slowest sets the pace. Layers are counted by
-  the bytes that a token makes them read, and the lead's head counts like a layer; the embedding, of which a
-  token reads one row, does not.
+* Stages of a pipeline work at once on different steps, so the slowest sets the pace. They are cut at any half
+  layer, which evens them out twice as well as whole layers. A half is counted by the bytes that a token
+  makes it read, and the lead's head counts like one; the embedding, of which a token reads one row, does not.
 * What does not fit a host's memory moves to the others.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from antfarm.split.layout import Layout, Units
 from antfarm.split.memory import Footprint
 from antfarm.split.request import HostShare
-from antfarm.split.shares import divide, ranges, spans
+from antfarm.split.shares import divide, furthest, ranges, spans
 from antfarm.types import Part, Plan, RunOptions, Span
 
 
@@ -42,11 +42,11 @@ class Planner:
         """A plan of that form that fits these hosts (in order of shards), or None."""
         cuts = [0, *accumulate(layout.ranks)]
         stages = [range(lo, hi) for lo, hi in pairwise(cuts)]
-        layers = self._layers(stages, hosts)
-        if layers is None:
+        halves = self._halves(stages, hosts)
+        if halves is None:
             return None
         parts: list[Part] = []
-        for stage, (shards, span) in enumerate(zip(stages, layers, strict=True)):
+        for stage, (shards, span) in enumerate(zip(stages, halves, strict=True)):
             ranks = self._ranks(stage, shards, span, hosts)
             if ranks is None:
                 return None
@@ -56,23 +56,34 @@ class Planner:
             return None
         return Plan(layout.mode, tuple(parts), memory)
 
-    def _layers(self, stages: list[range], hosts: Sequence[HostShare]) -> list[Span] | None:
-        """Each stage's layers."""
+    def _halves(self, stages: list[range], hosts: Sequence[HostShare]) -> list[Span] | None:
+        """Each stage's half layers."""
+        ends: dict[tuple[bool, int, int], list[int]] = {}  # of stages that are alike
 
-        even = [self._evenly(len(shards)) for shards in stages]
-
-        def fits(stage: int, span: Span) -> bool:
-            """Whether the stage's hosts together have the memory for these layers."""
-            shards = stages[stage]
-            parts = self._parts(stage, shards, span, *even[stage])
-            need = sum(self._footprint.memory(part, self._options).total for part in parts)
-            return need <= sum(hosts[shard].memory for shard in shards)
+        def ends_of(stage: int, shards: range) -> list[int]:
+            memory = sum(hosts[shard].memory for shard in shards)
+            alike = stage == 0, len(shards), memory
+            if alike not in ends:
+                ends[alike] = furthest(2 * self._facts.layers, self._fits(stage, shards, memory))
+            return ends[alike]
 
         weights = [sum(hosts[shard].weight for shard in shards) for shards in stages]
         # The head runs on the lead alone; a stage's time is its bytes over the weight of all its ranks.
         head = self._footprint.head * weights[0] / hosts[0].weight
         extra = [head] + [0.0] * (len(stages) - 1)
-        return ranges(self._footprint.layer_bytes, extra, weights, fits)
+        reach = [ends_of(*each) for each in enumerate(stages)]
+        # Two halves at least, so that every stage holds some layer's attention, and a KV cache.
+        return ranges(self._footprint.half_bytes, extra, weights, reach, least=2)
+
+    def _fits(self, stage: int, shards: range, memory: int) -> Callable[[Span], bool]:
+        """Whether the stage's hosts together have the memory for some halves."""
+        even = self._evenly(len(shards))
+
+        def fits(span: Span) -> bool:
+            parts = self._parts(stage, shards, span, *even)
+            return sum(self._footprint.memory(part, self._options).total for part in parts) <= memory
+
+        return fits
 
     def _evenly(self, ranks: int) -> tuple[list[int], list[int]]:
         """Units of heads and of columns for each rank, memory and speed aside."""
@@ -82,7 +93,7 @@ class Planner:
         return heads, columns
 
     def _ranks(
-        self, stage: int, shards: range, layers: Span, hosts: Sequence[HostShare]
+        self, stage: int, shards: range, halves: Span, hosts: Sequence[HostShare]
     ) -> list[Part] | None:
         """The stage's parts: heads by speed, then columns by speed within what memory is left.
 
@@ -91,11 +102,11 @@ class Planner:
         weights = [hosts[shard].weight for shard in shards]
         most_heads = [self._head_units] * len(shards)
         while (heads := divide(self._head_units, weights, most_heads)) is not None:
-            bare = self._parts(stage, shards, layers, heads, [0] * len(shards))
+            bare = self._parts(stage, shards, halves, heads, [0] * len(shards))
             limits = [self._most_columns(part, hosts[part.shard].memory) for part in bare]
             columns = divide(self._column_units, weights, limits)
             if columns is not None:
-                return self._parts(stage, shards, layers, heads, columns)
+                return self._parts(stage, shards, halves, heads, columns)
             tight = min(range(len(shards)), key=lambda rank: limits[rank])
             if limits[tight] >= 1:
                 return None
@@ -114,12 +125,12 @@ class Planner:
         return bisect_left(range(self._column_units + 1), True, key=over) - 1
 
     def _parts(
-        self, stage: int, shards: range, layers: Span, heads: Sequence[int], columns: Sequence[int]
+        self, stage: int, shards: range, halves: Span, heads: Sequence[int], columns: Sequence[int]
     ) -> list[Part]:
         """The stage's parts from each rank's units of heads and columns."""
         cut_heads = spans(heads, self._units.kv_heads, self._facts.kv_heads)
         cut_columns = spans(columns, self._units.feed_forward, self._facts.feed_forward)
         return [
-            Part(shard, stage, rank, len(shards), layers, cut_heads[rank], cut_columns[rank])
+            Part(shard, stage, rank, len(shards), halves, cut_heads[rank], cut_columns[rank])
             for rank, shard in enumerate(shards)
         ]

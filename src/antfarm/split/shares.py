@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 
 from antfarm.types import Span
-
-Fits = Callable[[int, Span], bool]  # (index, span) -> whether that host can take it
 
 
 def divide(units: int, weights: Sequence[float], limits: Sequence[int] | None = None) -> list[int] | None:
@@ -34,29 +31,34 @@ def spans(counts: Sequence[int], unit: int, end: int) -> list[Span]:
 
 
 def ranges(
-    costs: Sequence[float], extra: Sequence[float], weights: Sequence[float], fits: Fits
+    costs: Sequence[float],
+    extra: Sequence[float],
+    weights: Sequence[float],
+    ends: Sequence[Sequence[int]],
+    least: int = 1,
 ) -> list[Span] | None:
-    """Cut items of the given costs into one non-empty range per weight, in order.
+    """Cut items of the given costs into one range of at least `least` items per weight, in order.
 
     Range i takes `(sum of its costs + extra[i]) / weights[i]`; the longest is made as short as can be, then
-    the ranges are made even. `fits(i, span)` says whether range i may be that one, and must say so of every
-    range within one that fits. None when there is no such cut.
+    the ranges are made even. From `start` on, range i may go as far as `ends[i][start]` (as `furthest` has
+    it). None when there is no such cut.
     A dynamic program over (ranges, items): O(ranges x items^2).
     """
-    sums = [0.0, *accumulate(costs)]
     items, parts = len(costs), len(weights)
+    if not _reaches(items, ends):
+        return None
+    sums = [0.0, *accumulate(costs)]
     best: list[dict[int, tuple[float, float, int]]] = [
         {0: (0.0, 0.0, 0)}
     ]  # end -> (longest, unevenness, start)
     for i in range(parts):
         row: dict[int, tuple[float, float, int]] = {}
-        furthest = _furthest(items, partial(fits, i))
-        ends = range(i + 1, items - (parts - i - 1) + 1) if i < parts - 1 else [items]
-        for end in ends:
+        last = i == parts - 1
+        for end in [items] if last else range((i + 1) * least, items - (parts - i - 1) * least + 1):
             found = [
                 (max(longest, time), uneven + time * time * weights[i], start)
                 for start, (longest, uneven, _) in best[i].items()
-                if start < end <= furthest[start]
+                if start + least <= end <= ends[i][start]
                 for time in [(sums[end] - sums[start] + extra[i]) / weights[i]]
             ]
             if found:
@@ -73,8 +75,8 @@ def ranges(
     return out[::-1]
 
 
-def _furthest(items: int, fits: Callable[[Span], bool]) -> list[int]:
-    """For each start, the end of the longest range that fits (what is within one that fits, fits too)."""
+def furthest(items: int, fits: Callable[[Span], bool]) -> list[int]:
+    """For each start, the end of the longest range that fits; what is within one that fits, fits too."""
     out, end = [], 0
     for start in range(items):
         end = max(end, start)
@@ -82,3 +84,11 @@ def _furthest(items: int, fits: Callable[[Span], bool]) -> list[int]:
             end += 1
         out.append(end)
     return out
+
+
+def _reaches(items: int, ends: Sequence[Sequence[int]]) -> bool:
+    """Whether ranges as long as can be cover all items: most splits that do not fit end here."""
+    at = 0
+    for each in ends:
+        at = each[at] if at < items else items
+    return at == items
