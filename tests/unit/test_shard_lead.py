@@ -71,7 +71,10 @@ class Driven:
         self.events: list[TaskEvent] = []
         run = RunOptions(**{"context": 64, "slots": 1, "chunk": 8, **options})  # type: ignore[arg-type]
         self.intake = Intake(self.tokenizer, template, run.context)
-        self.lead = Lead(self.pipeline, run, stages, self.prepare, self.events.append)  # type: ignore[arg-type]
+        self.lead = Lead(self.pipeline, run, stages, self.prepare, self.hear)  # type: ignore[arg-type]
+
+    def hear(self, *events: TaskEvent) -> None:
+        self.events += events
 
     def prepare(self, task: TaskAssign) -> None:
         """At once, where a shard does it in the background."""
@@ -234,10 +237,11 @@ def test_while_a_long_prompt_is_read_four_streams_go_on(costly: Driven) -> None:
     costly.tell(steps=50)
     heard: dict[str, list[float]] = {f"s-{i}": [] for i in range(4)}
 
-    def emit(event: TaskEvent) -> None:
-        if event.task in heard:
-            heard[event.task].append(clock.now)
-        costly.events.append(event)
+    def emit(*events: TaskEvent) -> None:
+        for event in events:
+            if event.task in heard:
+                heard[event.task].append(clock.now)
+        costly.hear(*events)
 
     costly.lead._emit = emit
     costly.tell(steps=100)

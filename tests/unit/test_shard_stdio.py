@@ -33,8 +33,7 @@ def test_lines_become_commands_and_events_become_lines(pipes: tuple[Stdio, int, 
         os.write(commands, msgspec.json.encode(TaskCancel(task, "r")) + b"\n")
     assert [stdio.read(), stdio.read()] == [TaskCancel("a", "r"), TaskCancel("b", "r")]
     sent = [ShardLinked("r", 1, shard) for shard in range(2)]
-    for event in sent:
-        stdio.emit(event)
+    stdio.emit(*sent)
     lines = os.read(events, 4096).splitlines()
     assert [msgspec.json.decode(line, type=ShardOutput) for line in lines] == sent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -20,6 +21,9 @@ from antfarm.config import STOP_S, Home
 from antfarm.errors import AntfarmError, Reason, StateError
 
 END_S = 2 * STOP_S  # from the signal to the end
+
+_M_MMAP_THRESHOLD = -3  # in glibc's malloc.h
+_MMAP_THRESHOLD = 128 << 10  # bytes: where glibc starts
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ def run_daemon(
     """
     log_to(home.logs / f"{name or role}.log" if starter.waits else None)
     _give_way()
+    keep_heap_whole()
     with state.claim(home, role, name) as announce:
         daemon = Daemon(home, role, announce, starter)
         try:
@@ -78,6 +83,14 @@ def _give_way() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):  # a container may forbid it; then it is as it was
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def keep_heap_whole() -> None:
+    """A transport reads into a new buffer of 256 KiB each time, and shrinks it to what came. glibc places the
+    first of them outside of its heap, then moves its threshold up, and from then on each leaves a hole in the
+    heap, which grows for as long as the daemon runs. A threshold that was set does not move."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
 
 
 async def _until_stopped(daemon: Daemon, body: Callable[[Daemon], Awaitable[None]], lifeline: int) -> None:

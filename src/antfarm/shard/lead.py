@@ -53,14 +53,16 @@ class Lead:
         options: RunOptions,
         stages: int,
         prepare: Callable[[TaskAssign], None],
-        emit: Callable[[TaskEvent], None],
+        emit: Callable[..., None],
     ) -> None:
         """`options` with context and slots decided. `prepare` takes a task, and a `Prepared` command
-        comes of it later."""
+        comes of it later. `emit(*events)` takes what a step or a command gave, all at once: whoever
+        passes it on is woken once, and not for each stream."""
         self._pipeline = pipeline
         self._options = options
         self._prepare = prepare
         self._emit = emit
+        self._said: list[TaskEvent] = []  # not emitted yet
         self._scheduler = Scheduler(options, stages)
         self._preparing: set[str] = set()  # tasks that are to run once they are prepared
         self._began: deque[float] = deque()  # when the steps under way began
@@ -81,13 +83,14 @@ class Lead:
 
     def handle(self, command: Command) -> None:
         if isinstance(command, TaskAssign):
-            self.assign(command)
+            self._assign(command)
         elif isinstance(command, Prepared):
             self._admit(command)
         elif isinstance(command, TaskCancel):
-            self.cancel(command)
+            self._cancel(command)
         else:
             log.warning("a lead that serves got %s", type(command).__name__)
+        self._tell()
 
     def prove(self, token: int) -> None:
         """Pass a real token through all shards: a prompt of two rows and a step of one, in slot 0.
@@ -109,25 +112,6 @@ class Lead:
                     hint="the model file may be damaged; compare its checksum, or try another backend",
                 )
 
-    def assign(self, task: TaskAssign) -> None:
-        """Take a task on; `TaskAccepted` follows, or `TaskFinished` with the reason why it can't be."""
-        if task.task in self._preparing or self._scheduler.find(task.task):
-            log.warning("task %s was assigned twice", task.task)
-        elif self._scheduler.room <= len(self._preparing):
-            self._refuse(task.task, Failure.of(self._full()))
-        else:
-            self._preparing.add(task.task)
-            self._prepare(task)
-
-    def cancel(self, command: TaskCancel) -> None:
-        """End a task, waiting or running. One that is unknown has ended already."""
-        sequence = self._scheduler.find(command.task)
-        if sequence:
-            self._end(sequence, "cancelled")
-        elif command.task in self._preparing:
-            self._preparing.remove(command.task)
-            self._emit(TaskFinished(command.task, 0, "cancelled"))
-
     def step(self) -> None:
         """Send the next step off, or take the oldest one's result in."""
         self._expire(time.perf_counter())
@@ -136,6 +120,7 @@ class Lead:
             self._submit(step)
         elif step := self._scheduler.oldest:
             self._collect(step)
+        self._tell()
 
     def stats(self) -> LeadStats:
         """May be called from another thread."""
@@ -155,6 +140,25 @@ class Lead:
 
     # ---- tasks
 
+    def _assign(self, task: TaskAssign) -> None:
+        """Take a task on; `TaskAccepted` follows, or `TaskFinished` with the reason why it can't be."""
+        if task.task in self._preparing or self._scheduler.find(task.task):
+            log.warning("task %s was assigned twice", task.task)
+        elif self._scheduler.room <= len(self._preparing):
+            self._refuse(task.task, Failure.of(self._full()))
+        else:
+            self._preparing.add(task.task)
+            self._prepare(task)
+
+    def _cancel(self, command: TaskCancel) -> None:
+        """End a task, waiting or running. One that is unknown has ended already."""
+        sequence = self._scheduler.find(command.task)
+        if sequence:
+            self._end(sequence, "cancelled")
+        elif command.task in self._preparing:
+            self._preparing.remove(command.task)
+            self._said.append(TaskFinished(command.task, 0, "cancelled"))
+
     def _admit(self, prepared: Prepared) -> None:
         if prepared.task not in self._preparing:
             return  # cancelled meanwhile
@@ -163,11 +167,16 @@ class Lead:
             self._refuse(prepared.task, prepared.outcome)
             return
         if isinstance(prepared.outcome, TaskOutput):
-            self._emit(prepared.outcome)
-            self._emit(TaskFinished(prepared.task, 0, "stop"))
+            self._said.append(prepared.outcome)
+            self._said.append(TaskFinished(prepared.task, 0, "stop"))
             return
         self._scheduler.add(prepared.outcome)
-        self._emit(TaskAccepted(prepared.task, len(prepared.outcome.prompt), prepared.outcome.tools))
+        self._said.append(TaskAccepted(prepared.task, len(prepared.outcome.prompt), prepared.outcome.tools))
+
+    def _tell(self) -> None:
+        said, self._said = self._said, []
+        if said:
+            self._emit(*said)
 
     def _full(self) -> StateError:
         return StateError(
@@ -177,7 +186,7 @@ class Lead:
         )
 
     def _refuse(self, task: str, failure: Failure) -> None:
-        self._emit(TaskFinished(task, 0, "error", failure=failure))
+        self._said.append(TaskFinished(task, 0, "error", failure=failure))
 
     def _expire(self, now: float) -> None:
         """End what has run, or waited, beyond its deadline."""
@@ -190,11 +199,11 @@ class Lead:
         self, sequence: Sequence, finish: Finish, failure: Failure | None = None, *, sound: bool = True
     ) -> None:
         if not sequence.answer.finish and (event := sequence.answer.cut()):
-            self._emit(event)
+            self._said.append(event)
         self._scheduler.remove(sequence, sound=sound)
         count = sequence.answer.count
         timings = sequence.clock.timings(len(sequence.prompt), count, sequence.cached)
-        self._emit(TaskFinished(sequence.task, count, finish, timings, failure))
+        self._said.append(TaskFinished(sequence.task, count, finish, timings, failure))
 
     # ---- steps
 
@@ -234,7 +243,7 @@ class Lead:
         pool.add(rows)
         if pool.complete:
             sequence.clock.token(time.perf_counter())
-            self._emit(TaskOutput(sequence.task, pool.vector().tobytes()))
+            self._said.append(TaskOutput(sequence.task, pool.vector().tobytes()))
             self._end(sequence, "stop")
 
     def _token(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
@@ -253,6 +262,6 @@ class Lead:
         sequence.clock.token(time.perf_counter())
         self._tokens += 1
         if event:
-            self._emit(event)
+            self._said.append(event)
         if sequence.answer.finish:
             self._end(sequence, sequence.answer.finish)

@@ -80,12 +80,12 @@ class Stdio:
         except queue.Empty:
             return None
 
-    def emit(self, message: ShardOutput) -> None:
-        """Write one line. Raises OSError when the forager reads no more."""
-        line = msgspec.json.encode(message) + b"\n"
+    def emit(self, *messages: ShardOutput) -> None:
+        """Write a line for each, at once. Raises OSError when the forager reads no more."""
+        lines = b"".join(msgspec.json.encode(message) + b"\n" for message in messages)
         with self._lock:
-            while line:
-                line = line[os.write(self._sink, line) :]
+            while lines:
+                lines = lines[os.write(self._sink, lines) :]
 
     def _listen(self, failed: Callable[[AntfarmError], None]) -> None:
         code = 1
