@@ -25,7 +25,7 @@ LLAMA = machine(0.030, 0.0150, 0.100)  # a model of 1 B parameters on one core; 
 
 def step(pacer: Pacer, on: Machine, *, prompts: bool, answers: bool) -> tuple[Kind, int, float]:
     kind = pacer.prefers(prompts=prompts, answers=answers)
-    rows = pacer.chunk(answers=answers) if kind is Kind.PROMPT else 4
+    rows = pacer.chunk(lanes=int(answers)) if kind is Kind.PROMPT else 4
     turn = pacer.begin(kind, rows, contested=prompts and answers)
     seconds = on(kind, rows)
     pacer.end(turn, seconds)
@@ -68,6 +68,12 @@ def test_pauses_stay_short_and_chunks_as_long_as_that_allows() -> None:
     assert median(rows for rows, _ in chunks) == 16  # 32 would take 0.51 s
     kinds = [kind for kind, _, _ in steps]
     assert (Kind.PROMPT, Kind.PROMPT) not in list(pairwise(kinds))
+
+
+def test_a_pause_is_measured_in_gaps_which_are_longer_where_lanes_take_turns() -> None:
+    pacer = warm(LLAMA)
+    contest(pacer, LLAMA, 500)
+    assert [pacer.chunk(lanes=lanes) for lanes in (1, 2, 3)] == [16, 32, 64]
 
 
 def test_alone_prompts_are_read_in_whole_chunks_and_owe_nothing() -> None:

@@ -2,7 +2,7 @@
 
 While prompts are read and others are answered, both get their share of the time; it is measured, and
 who has had less than its share is next. A chunk is as long as keeps the pause that it makes in the
-answers within a few of their own steps. With nobody to pause, chunks have their full length.
+answers within a few of their own gaps. With nobody to pause, chunks have their full length.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-PAUSE = 4.0  # steps of decoding that a chunk may take as long as: it is late by what the rows before it cost
+PAUSE = 4.0  # gaps between an answer's tokens that a chunk may take as long as; rows before it make it longer
 _SMALLEST = 4  # rows of a chunk
 _WEIGHT = 0.3  # of the newest measurement in a mean
 
@@ -49,13 +49,14 @@ class Pacer:
             return Kind.ANSWER  # a chunk could not be measured against it
         return Kind.PROMPT if self._debt <= 0 else Kind.ANSWER
 
-    def chunk(self, *, answers: bool) -> int:
-        """The most rows that the next chunk may have."""
-        if not answers:
+    def chunk(self, *, lanes: int) -> int:
+        """The most rows that the next chunk may have. `lanes` of answers take turns, so that the gap between
+        an answer's tokens is as many steps; 0 when nobody answers."""
+        if not lanes:
             return self._sizes[-1]
         if not self._chunks or self._answer is None:
             return self._sizes[0]
-        most = PAUSE * self._answer[1]
+        most = PAUSE * lanes * self._answer[1]
         return next((size for size in reversed(self._sizes) if self._estimate(size) <= most), self._sizes[0])
 
     def begin(self, kind: Kind, rows: int, *, contested: bool) -> Turn:

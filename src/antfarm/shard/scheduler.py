@@ -124,7 +124,8 @@ class Scheduler:
         if sequence is None:
             sequence, copy = self._admit()
         start = sequence.filled
-        tokens = sequence.prompt[start : start + self._pacer.chunk(answers=contested)]
+        lanes = min(self._lanes, len(self._answering)) if contested else 0
+        tokens = sequence.prompt[start : start + self._pacer.chunk(lanes=lanes)]
         rows = len(tokens)
         self.slots.fill(sequence.slot, tokens)
         sequence.filled += rows
