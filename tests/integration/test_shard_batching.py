@@ -65,6 +65,19 @@ def timings(answer: Answer) -> Timings:
     return answer.end.timings
 
 
+@pytest.mark.parametrize("split", ["one", "pipeline-2"])
+def test_a_question_is_answered_while_a_book_is_read(models: Models, start: Start, split: str) -> None:
+    many = start(models.path("tiny-llama"), split, replace(EIGHT, context=2048))
+    rng = np.random.default_rng(3)
+    many.assign("book", rng.integers(3, 500, 2000).tolist(), GREEDY)
+    many.assign("question", rng.integers(3, 500, 60).tolist(), GREEDY)
+    heard: list[str] = []
+    while len(set(heard)) < 2:
+        if isinstance(event := many.lead.next(), TaskTokens):
+            heard.append(event.task)
+    assert heard[:12] == ["question"] * 12
+
+
 @pytest.mark.parametrize(
     ("model", "split"),
     [*(("tiny-llama", split) for split in SPLITS), ("tiny-qwen2", "one"), ("tiny-qwen3", "one")],

@@ -201,6 +201,28 @@ def test_one_prompt_follows_another_through_the_stages() -> None:
     assert second and second.sequences == (b,)  # though no token of a has come
 
 
+def test_a_short_prompt_overtakes_a_long_one_with_every_second_chunk() -> None:
+    plan = scheduler(slots=3, chunk=4)
+    book, question, other = sequence("book", 40), sequence("question", 20), sequence("other", 40)
+    plan.add(book)
+    assert run(plan).sequences == (book,)
+    for each in (other, question):
+        plan.add(each)
+    assert [run(plan).sequences for _ in range(6)] == [(question,), (book,)] * 3
+    plan.remove(question)
+    assert [run(plan).sequences for _ in range(5)] == [(book,)] * 5  # the other has more to read
+
+
+def test_who_has_no_slot_overtakes_nobody() -> None:
+    plan = scheduler(slots=2, chunk=4)
+    some = [sequence("book", 40), sequence("page", 20), sequence("line", 1)]
+    for each in some:
+        plan.add(each)
+    assert [run(plan).sequences for _ in range(4)] == [(some[1],), (some[0],)] * 2
+    plan.remove(some[0])
+    assert run(plan).sequences == (some[2],)
+
+
 def test_a_copy_goes_with_the_first_chunk_alone() -> None:
     plan = scheduler(slots=2, chunk=8)
     prompt = list(range(40))

@@ -1,7 +1,8 @@
 """Which rows the next step computes: slots, lanes, and turns between prompts and answers. Pure.
 
 Continuous batching: sequences take and leave slots between steps, in the order they came. Prompts are
-read one after the other, in chunks; the others' answers grow by one token a step meanwhile.
+read in chunks, the oldest first; but every second chunk may be of a prompt that has less left to read,
+so that a question need not wait for the end of a book. Answers grow by one token a step meanwhile.
 
 On a pipeline several steps are under way, so that every stage has one. Answers are then divided into
 as many lanes as there are stages: a step takes its part of those whose last token is known, those that
@@ -46,23 +47,23 @@ class Scheduler:
         self._pacer = Pacer(options.chunk, options.prefill_share)
         self._lanes = stages
         self._most = stages + 1 if stages > 1 else 1  # one more than stages, so that none ever lacks a step
-        self._waiting: deque[Sequence] = deque()
-        self._reading: Sequence | None = None
+        self._prompts: list[Sequence] = []  # to be read, the oldest first; those that wait have no slot
+        self._overtaken = False  # the last chunk was not of the oldest prompt
         self._answering: list[Sequence] = []  # those first whose last step is longest ago
         self._flying: deque[Step] = deque()
 
     @property
     def busy(self) -> bool:
-        return bool(self._flying or self._reading or self._answering or self._waiting)
+        return bool(self._flying or self._prompts or self._answering)
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return sum(sequence.slot < 0 for sequence in self._prompts)
 
     @property
     def room(self) -> int:
         """How many more tasks may come before the queue is full."""
-        return self._queue + self.slots.free - len(self._waiting)
+        return self._queue + self.slots.free - self.waiting
 
     @property
     def oldest(self) -> Step | None:
@@ -72,32 +73,25 @@ class Scheduler:
     def sequences(self) -> Iterator[Sequence]:
         """All that have not ended."""
         yield from self._answering
-        if self._reading:
-            yield self._reading
-        yield from self._waiting
+        yield from self._prompts
 
     def find(self, task: str) -> Sequence | None:
         return next((s for s in self.sequences() if s.task == task), None)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self._waiting.append(sequence)
+        self._prompts.append(sequence)
 
     def remove(self, sequence: Sequence, *, sound: bool = True) -> None:
         """Forget a sequence that has ended; its slot is free for the next step. Rows that are not `sound`
         will not be reused."""
-        if sequence.slot < 0:
-            self._waiting.remove(sequence)
-            return
-        if sequence is self._reading:
-            self._reading = None
-        else:
-            self._answering.remove(sequence)
-        self.slots.give_back(sequence.slot, sound=sound)
+        (self._prompts if sequence in self._prompts else self._answering).remove(sequence)
+        if sequence.slot >= 0:
+            self.slots.give_back(sequence.slot, sound=sound)
 
     def schedule(self) -> Step | None:
         """The next step, now under way. None when nothing can begin before a result comes."""
-        prompts = self._reading is not None or bool(self._waiting and self.slots.free)
+        prompts = any(self._readable())
         # A chunk pauses none whose own prompt is still on its way through the stages.
         answers = any(sequence.last >= 0 for sequence in self._answering)
         if len(self._flying) >= self._most or not (prompts or answers):
@@ -118,19 +112,17 @@ class Scheduler:
         self._pacer.end(step.turn, seconds)
 
     def _chunk(self, *, contested: bool) -> Step:
-        """The next chunk of the prompt that is being read, else of the first that waits. For an answer only
-        its very last row is wanted, for a vector all are."""
-        sequence, copy = self._reading, None
-        if sequence is None:
-            sequence, copy = self._admit()
+        """A prompt's next chunk. For an answer only its very last row is wanted, for a vector all are."""
+        sequence = self._next_prompt()
+        copy = self._admit(sequence) if sequence.slot < 0 else None
         start = sequence.filled
         lanes = min(self._lanes, len(self._answering)) if contested else 0
         tokens = sequence.prompt[start : start + self._pacer.chunk(lanes=lanes)]
         rows = len(tokens)
         self.slots.fill(sequence.slot, tokens)
         sequence.filled += rows
-        self._reading = sequence if sequence.prefilling else None
         if not sequence.prefilling:
+            self._prompts.remove(sequence)
             self._answering.append(sequence)
             sequence.awaited = True
         batch = Batch(
@@ -141,12 +133,28 @@ class Scheduler:
         )
         return Step(batch, tokens, (sequence,), self._pacer.begin(Kind.PROMPT, rows, contested=contested))
 
-    def _admit(self) -> tuple[Sequence, Copy | None]:
-        sequence = self._waiting.popleft()
+    def _next_prompt(self) -> Sequence:
+        """The oldest, or every second time the one with the least to read."""
+        oldest, shortest = next(self._readable()), min(self._readable(), key=lambda s: s.unread)
+        self._overtaken = not self._overtaken and shortest is not oldest
+        return shortest if self._overtaken else oldest
+
+    def _readable(self) -> Iterator[Sequence]:
+        """Prompts that have a slot, or for which one is free."""
+        free = self.slots.free
+        for sequence in self._prompts:
+            if sequence.slot >= 0:
+                yield sequence
+            elif free:
+                free -= 1
+                yield sequence
+
+    def _admit(self, sequence: Sequence) -> Copy | None:
+        """Give it a slot, with what is reused there to be copied first."""
         reusable = sequence.prompt if sequence.pool is None else _NOTHING
         sequence.slot, sequence.filled, copy = self.slots.take(reusable)
         sequence.cached = sequence.filled
-        return sequence, copy
+        return copy
 
     def _decode(self, *, contested: bool) -> Step | None:
         """One token of each sequence of a lane."""

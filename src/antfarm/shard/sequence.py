@@ -77,5 +77,10 @@ class Sequence:
     pool: Pool | None = None  # of a prompt that is read for its vector, and has no answer
 
     @property
+    def unread(self) -> int:
+        """Tokens of the prompt that no step computes yet."""
+        return max(0, len(self.prompt) - self.filled)
+
+    @property
     def prefilling(self) -> bool:
-        return self.filled < len(self.prompt)
+        return self.unread > 0

@@ -53,6 +53,11 @@ async def merged(sources: Sequence[Events]) -> AsyncGenerator[tuple[int, TaskEve
     At most one event per source is held here: a slow reader slows the sources down.
     When one fails or the reader stops, all are cancelled.
     """
+    if len(sources) == 1:  # as most requests have it: this spares a task for every token
+        async with aclosing(sources[0]) as events:
+            async for told in events:
+                yield 0, told
+        return
     waiting = {_next(source): index for index, source in enumerate(sources)}
     try:
         while waiting:
