@@ -135,14 +135,19 @@ async def streams(lab: Lab) -> Readings:
 
 
 async def disturbance(lab: Lab) -> Readings:
-    """Streams that decode while a long prompt is read, held against themselves just before."""
+    """Streams that decode while a long prompt is read, held against themselves just before and just after:
+    meanwhile their own contexts grow by hundreds of tokens."""
     async with lab.decoding(lab.unsplit, lab.bench.disturbed) as traces:
         since = time.perf_counter()
         await grow(traces, lab.bench.quiet)
         prompt = await lab.complete(lab.unsplit, lab.bench.long_prompt, 1)
         arrived = prompt.pieces[0] if prompt.pieces else prompt.ended
         await grow(traces, 1)  # the gap that the last chunk makes ends here
-    quiet = pieces_between(traces, since, prompt.sent) / (prompt.sent - since)
+        again = time.perf_counter()
+        await grow(traces, lab.bench.quiet)
+        until = time.perf_counter()
+    pieces = pieces_between(traces, since, prompt.sent) + pieces_between(traces, again, until)
+    quiet = pieces / (prompt.sent - since + until - again)
     busy = pieces_between(traces, prompt.sent, arrived) / (arrived - prompt.sent)
     usual = float(np.median(gaps(traces, since, prompt.sent)))
     largest = float(gaps(traces, prompt.sent, arrived).max())

@@ -147,7 +147,7 @@ def batch(
     hosts: Hosts = 2,
     streams: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Clients at once.")] = 8,
     prompt: Annotated[int, typer.Option(metavar="N", callback=within(1), help="Tokens.")] = 16,
-    answer: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Tokens.")] = 128,
+    answer: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Tokens.")] = 256,
     disturbed: Annotated[
         int, typer.Option(metavar="N", callback=within(1), help="Streams that decode during a long prompt.")
     ] = 4,
