@@ -1,4 +1,4 @@
-"""How a tensor split cuts each tensor, by its GGUF name: what its sides count, and which sides ranks share.
+"""Where a tensor may be cut, by its GGUF name: its half layer, what its sides count, which of them ranks share.
 
 The planner weighs tensors by this table and the engine cuts them by it.
 """
