@@ -1,4 +1,4 @@
-"""Where a tensor may be cut, by its GGUF name: its half layer, what its sides count, which of them are shared.
+"""Where a tensor may be cut, by its GGUF name: its half layer, its sides, and which of them ranks share.
 
 The planner weighs tensors by this table and the engine cuts them by it.
 """
