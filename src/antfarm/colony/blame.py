@@ -3,6 +3,10 @@ first: a peer's word counts only until a shard's own end, or the accused's own l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from antfarm.colony import refusals
+from antfarm.colony.events import Instruction, LogOps
 from antfarm.colony.state import Blame, Replica
 from antfarm.messages import ShardFailed
 
@@ -14,7 +18,19 @@ def accused(told: ShardFailed) -> Blame | None:
     return Blame(told.lost_peer, {told.shard: told.lost_peer})
 
 
-def learn(replica: Replica, told: ShardFailed) -> int | None:
+def anew(known: Iterable[Replica], told: ShardFailed) -> list[Instruction]:
+    """A report of a replica that has ended already, if it is one of those `known`, may name the shard that
+    was at fault."""
+    replica = next((one for one in known if one.key == (told.replica, told.epoch)), None)
+    found = _learn(replica, told) if replica else None
+    if replica is None or found is None:
+        return []
+    replica.failure = refusals.ending(replica, found, told.failure)
+    text = f"it was {replica.title(found)}: {told.failure.message}"
+    return [LogOps("cause-found", replica.model, text, replica.failure.reason)]
+
+
+def _learn(replica: Replica, told: ShardFailed) -> int | None:
     """A report that came after the one that ended the replica. The shard that is at fault by what is known
     now, when that changes who is named."""
     blame = replica.blame

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from antfarm.colony.events import Instruction, Keep, LogOps, SendLink, SendLoad
+from antfarm.colony.events import Describe, Instruction, Keep, LogOps, SendLink, SendLoad
 from antfarm.colony.state import Limits, Phase, Replica
 from antfarm.messages import ForagerFacts, ReplicaProved, ShardLinked, ShardLoaded, ShardProgress
 
@@ -55,6 +55,19 @@ ADVANCE = {
     ),
     Phase.PROVING: Step(lambda r: r.proved, Phase.READY, lambda _: 0.0, _announce),
 }
+
+
+def fetch(replica: Replica, limits: Limits, now: float) -> list[Instruction]:
+    """Have every planned forager that did not describe the model do so: it fetches the file, and
+    its fingerprint must agree."""
+    replica.phase = Phase.FETCHING
+    replica.deadline = now + limits.fetch
+    asks: list[Instruction] = [
+        Describe(*replica.key, shard.forager, replica.ask.model)
+        for shard in replica.shards
+        if not shard.described
+    ]
+    return asks or advance(replica, limits, now)
 
 
 def advance(replica: Replica, limits: Limits, now: float) -> list[Instruction]:

@@ -39,7 +39,7 @@ class Forager:
 
 
 class Phase(Enum):
-    """A replica's life, in order. What it takes to move on is in `replica.ADVANCE`."""
+    """A replica's life, in order. What it takes to move on is in `progress.ADVANCE`."""
 
     WAITING = "waiting"  # for the memory of the replica that it replaces
     DESCRIBING = "describing"  # one forager reads the model's header
