@@ -25,8 +25,7 @@ from antfarm.cli.options import (
     Slots,
     Split,
     Stages,
-    absolute_ref,
-    parse_shares,
+    load_request,
     parse_size,
     within,
 )
@@ -70,21 +69,21 @@ def up(
     """
     from antfarm.cli.joining import join_line, settle_key
     from antfarm.client import launch, state
-    from antfarm.messages import LoadModel
-    from antfarm.types import RunOptions
 
     home = home_of(context)
     state.check_free(home, "up")
-    wanted = LoadModel(
-        absolute_ref(model),
+    wanted = load_request(
+        model,
         name=name,
         split=split,
         mode=mode,
         stages=stages,
-        shares=parse_shares(shares),
-        options=RunOptions(
-            context=context_length, slots=slots, queue=queue, prefill_share=prefill_share, kv_type=kv_type
-        ),
+        shares=shares,
+        context=context_length,
+        slots=slots,
+        queue=queue,
+        prefill_share=prefill_share,
+        kv_type=kv_type,
     )
     settle_key(home, api_key, drop=no_api_key)
     if model:

@@ -23,9 +23,8 @@ from antfarm.cli.options import (
     Slots,
     Split,
     Stages,
-    absolute_ref,
+    load_request,
     parse_shares,
-    parse_wire,
     within,
 )
 from antfarm.cli.output import document, note, say, size, table
@@ -138,25 +137,20 @@ def load(
 
     Returns when a token has passed through all its shards. Ctrl-C before that unloads it again.
     """
-    from antfarm.messages import LoadModel
-    from antfarm.types import RunOptions
-
-    wanted = LoadModel(
-        absolute_ref(model),
+    wanted = load_request(
+        model,
         name=name,
         split=split,
         mode=mode,
         stages=stages,
-        shares=parse_shares(shares),
-        options=RunOptions(
-            context=context_length,
-            slots=slots,
-            queue=queue,
-            prefill_share=prefill_share,
-            wire=parse_wire(wire),
-            kv_type=kv_type,
-            backend=backend,
-        ),
+        shares=shares,
+        context=context_length,
+        slots=slots,
+        queue=queue,
+        prefill_share=prefill_share,
+        kv_type=kv_type,
+        wire=wire,
+        backend=backend,
         replicas=replicas,
     )
     with_control(home_of(context), lambda control: load_or_unload(control, wanted))

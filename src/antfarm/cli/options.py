@@ -6,11 +6,14 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from antfarm.types import SplitMode, WireFormat
+from antfarm.types import RunOptions, SplitMode, WireFormat
+
+if TYPE_CHECKING:
+    from antfarm.messages import LoadModel
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
@@ -189,3 +192,43 @@ def absolute_ref(model: str) -> str:
     """A file that is here by its absolute path, since daemons run elsewhere; other references as they are."""
     path = Path(model).expanduser()
     return str(path.absolute()) if path.is_file() else model
+
+
+def load_request(
+    model: str,
+    *,
+    name: str,
+    split: int,
+    mode: str,
+    stages: int,
+    shares: str,
+    context: int,
+    slots: int,
+    queue: int,
+    prefill_share: float,
+    kv_type: str,
+    wire: str = "f32",
+    backend: str = "CPU",
+    replicas: int = 1,
+) -> LoadModel:
+    """What the queen is asked to load, from the values of a command's options."""
+    from antfarm.messages import LoadModel
+
+    return LoadModel(
+        absolute_ref(model),
+        name=name,
+        split=split,
+        mode=mode,
+        stages=stages,
+        shares=parse_shares(shares),
+        options=RunOptions(
+            context=context,
+            slots=slots,
+            queue=queue,
+            prefill_share=prefill_share,
+            wire=parse_wire(wire),
+            kv_type=kv_type,
+            backend=backend,
+        ),
+        replicas=replicas,
+    )
