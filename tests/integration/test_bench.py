@@ -18,14 +18,6 @@ MIX = ("--prompt-tokens", "20:100", "--answer-tokens", "16:32", "--seed", "5")
 TINY = ("--shape", "tiny-llama", "--quant", "q8_0")
 
 
-@pytest.fixture
-def antc(tmp_path: Path) -> Iterator[Antc]:
-    antc = Antc(tmp_path / "home")
-    yield antc
-    left = antc.close()
-    assert not left, f"left running: {left}"
-
-
 @pytest.fixture(scope="module")
 def llama_cpp(models: Models) -> Iterator[str]:
     """The URL of llama.cpp's own server, with four slots."""

@@ -12,18 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 from support.antc import FREE_PORTS, Antc, eventually
 from support.models import Models
 
 from antfarm.client import state
-
-
-@pytest.fixture
-def antc(tmp_path: Path) -> Iterator[Antc]:
-    antc = Antc(tmp_path / "home")
-    yield antc
-    assert not antc.close()
 
 
 @contextmanager

@@ -20,14 +20,6 @@ INTERRUPTED = 130
 
 
 @pytest.fixture
-def antc(tmp_path: Path) -> Iterator[Antc]:
-    antc = Antc(tmp_path / "home")
-    yield antc
-    left = antc.close()
-    assert not left, f"left running: {left}"
-
-
-@pytest.fixture
 def talkative(antc: Antc, tmp_path: Path) -> Antc:
     """A colony with one slot, whose model talks for a long while: its tokens rarely are one that ends."""
     path = tmp_path / "talkative.gguf"

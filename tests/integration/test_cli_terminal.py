@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from support.antc import FREE_PORTS, Antc
 from support.terminal import in_a_terminal
 
 JOIN = "antc forager --join antfarm://127.0.0.1:"
-
-
-@pytest.fixture
-def antc(tmp_path: Path) -> Iterator[Antc]:
-    antc = Antc(tmp_path / "home")
-    yield antc
-    left = antc.close()
-    assert not left, f"left running: {left}"
 
 
 def test_up_prints_the_join_line_on_a_terminal(antc: Antc) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,10 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
-from support.models import Models
 from support.stopping import stopped
-from support.world import GREEDY, World, colony_at
+from support.world import GREEDY, World
 
 from antfarm.bus import Bus
 from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
@@ -37,17 +34,6 @@ from antfarm.queen.settings import QueenSettings
 from antfarm.queen.tasks import TaskRequest
 from antfarm.secret import Secret
 from antfarm.types import Sampling
-
-
-@pytest.fixture
-def tiny(models: Models) -> Path:
-    return models.path("tiny-llama")
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with colony_at(tmp_path) as made:
-        yield made
 
 
 async def test_a_split_model_answers_alike_and_leaves_nothing(world: World, tiny: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import psutil
-import pytest
 from support.antc import FREE_PORTS, Antc
 from support.models import Models
 
@@ -15,14 +13,6 @@ SETTLE_S = 3.0
 WATCHED_S = 6.0
 SHARE = 0.02  # of one core
 NOISE_S = 0.05  # clock ticks of 10 ms, of each of the processes
-
-
-@pytest.fixture
-def antc(tmp_path: Path) -> Iterator[Antc]:
-    antc = Antc(tmp_path / "home")
-    yield antc
-    left = antc.close()
-    assert not left, f"left running: {left}"
 
 
 def computed(processes: Sequence[psutil.Process]) -> float:

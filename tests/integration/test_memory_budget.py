@@ -22,14 +22,6 @@ def billion(tmp_path: Path) -> Iterator[Path]:
     path.unlink()
 
 
-@pytest.fixture
-def antc(tmp_path: Path) -> Iterator[Antc]:
-    antc = Antc(tmp_path / "home")
-    yield antc
-    left = antc.close()
-    assert not left, f"left running: {left}"
-
-
 def peak(pid: int) -> int:
     """The most resident memory that a process ever had, in bytes."""
     found = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)

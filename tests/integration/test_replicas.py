@@ -12,10 +12,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families as parse
 from support.models import Models
-from support.world import World, colony_at
+from support.world import World
 
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import LoadModel, TaskEvent, TaskFinished
@@ -26,17 +25,6 @@ from antfarm.types import RunOptions, Sampling
 SMALL = RunOptions(context=256, slots=1)
 SHORT = Sampling(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0)
 LONG = TaskRequest("tiny", Sampling(temperature=0.0, max_tokens=200, ignore_eos=True), tokens=(1, 2, 3))
-
-
-@pytest.fixture
-def tiny(models: Models) -> Path:
-    return models.path("tiny-llama")
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with colony_at(tmp_path) as made:
-        yield made
 
 
 def shards(world: World) -> dict[str, int]:
