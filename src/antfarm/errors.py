@@ -66,6 +66,11 @@ class Reason(StrEnum):
     INTERNAL = "internal"
 
 
+def cut(text: str, most: int = 80) -> str:
+    """A text from outside, short enough to be told in a message."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 class AntfarmError(Exception):
     """An expected failure: a stable reason, one clear sentence, and what to do next."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from antfarm.colony.state import Model, Phase, Replica
-from antfarm.errors import AntfarmError, ModelError, PlanError, Reason, RequestError, StateError
+from antfarm.errors import AntfarmError, ModelError, PlanError, Reason, RequestError, StateError, cut
 from antfarm.messages import Failure, ForagerFacts, LoadModel
 from antfarm.types import ModelFacts
 
@@ -33,7 +33,7 @@ def check_load(ask: LoadModel, name: str, model: Model | None, known: Sequence[s
     if not _NAME.fullmatch(name):
         raise RequestError(
             Reason.INVALID_REQUEST,
-            f"{name!r} can't name a model",
+            f"{cut(name)!r} can't name a model",
             hint="use up to 64 letters, digits, '.', '_', ':' and '-', beginning with a letter or digit",
         )
     if ask.replicas < 1 or (ask.reshard and ask.replicas > 1):
@@ -68,11 +68,11 @@ def unknown(name: str, known: Sequence[str], *, retired: bool) -> AntfarmError:
     if retired:
         return StateError(
             Reason.MODEL_RETIRED,
-            f"the model {name!r} was unloaded",
+            f"the model {cut(name)!r} was unloaded",
             hint=f"{loaded}; `antc load` loads it again",
         )
     return ModelError(
-        Reason.MODEL_UNKNOWN, f"no model {name!r} is loaded", hint=f"{loaded}; `antc load` loads one"
+        Reason.MODEL_UNKNOWN, f"no model {cut(name)!r} is loaded", hint=f"{loaded}; `antc load` loads one"
     )
 
 

@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from antfarm.errors import cut
+
 MAX_TASKS = 64  # answers to all prompts of one request
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -105,11 +107,11 @@ def _biases(value: object) -> dict[int, float]:
 
 def _bias(token: str, bias: object) -> tuple[int, float]:
     if not (token.isascii() and token.isdigit() and int(token[:20]) <= MAX_INT):
-        raise ValueError(f"{token[:20]!r} is no token id")
+        raise ValueError(f"{cut(token, 20)!r} is no token id")
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
-        raise ValueError(f"the bias of token {token} is no number")
+        raise ValueError(f"the bias of token {cut(token, 20)} is no number")
     if abs(bias) > MAX_BIAS:
-        raise ValueError(f"the bias of token {token} is outside -100 to 100")
+        raise ValueError(f"the bias of token {cut(token, 20)} is outside -100 to 100")
     return int(token), float(bias)
 
 
