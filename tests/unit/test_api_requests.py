@@ -285,15 +285,34 @@ async def test_a_history_with_calls_reaches_the_lead() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b'{"messages": ', b'{"messages": "\xff"}', b"[" * 100_000, b'{"n": ' + b"9" * 5000 + b"}"],
+    ("content", "words"),
+    [
+        (b"", "the body: Field required"),
+        (b"{", "Expecting property name"),
+        (b'{"messages": ', "Expecting value"),
+        (b'{"messages": "\xff"}', "byte 14 is not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
+    ],
     ids=["empty", "cut", "cut value", "invalid UTF-8", "deep", "endless number"],
 )
-async def test_what_is_not_json_is_refused(content: bytes) -> None:
+async def test_what_is_not_json_is_refused(content: bytes, words: str) -> None:
     queen = ScriptedQueen(said("never"))
     reply = await post(queen, "/v1/chat/completions", content)
     assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "invalid-request"
+    error = reply.json()["error"]
+    assert (error["code"], error["type"]) == ("invalid-request", "invalid_request_error")
+    assert error["message"].startswith("the body")
+    assert words in error["message"]
+
+
+async def test_developers_speak_as_the_system() -> None:
+    queen = ScriptedQueen(said("Yes."))
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Ants?"}]
+    assert (await post(queen, "/v1/chat/completions", {"messages": messages})).status_code == 200
+    assert [message.role for message in queen.requests[0].messages or ()] == ["system", "user"]
+    unknown = await post(queen, "/v1/chat/completions", {"messages": [{"role": "ant", "content": "x"}]})
+    assert "'developer'" in unknown.json()["error"]["message"]
 
 
 async def test_a_form_is_told_how_to_send_json() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
+    AfterValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -59,8 +59,8 @@ class ChatMessageBody(Body):
     """One message of a conversation."""
 
     role: Annotated[
-        Literal["system", "user", "assistant", "tool"],
-        BeforeValidator(lambda role: "system" if role == "developer" else role),
+        Literal["system", "developer", "user", "assistant", "tool"],
+        AfterValidator(lambda role: "system" if role == "developer" else role),
     ] = Field(description="`developer` is taken as `system`.")
     tool_calls: list[ToolCallBody] = Field([], description="Of an assistant's message: what it called.")
     tool_call_id: Text = Field("", description="Of a tool's message: the call whose result it is.")

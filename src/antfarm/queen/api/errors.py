@@ -115,6 +115,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, ValueError | RecursionError):
+            return error_response(_unreadable(error.__cause__))
         detail = ErrorDetail(
             message=str(error.detail), type=_type(error.status_code), code=Reason.INVALID_REQUEST
         )
@@ -125,6 +127,16 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
         return error_response(INTERNAL)
+
+
+def _unreadable(error: ValueError | RecursionError) -> RequestError:
+    """Why FastAPI could not read a body, of which it says no more than that."""
+    why = "a number in it has too many digits"
+    if isinstance(error, UnicodeDecodeError):
+        why = f"byte {error.start} is not UTF-8"
+    elif isinstance(error, RecursionError):
+        why = "it is nested too deeply"
+    return RequestError(Reason.INVALID_REQUEST, f"the body is not JSON: {why}")
 
 
 def _type(status: int) -> str:
