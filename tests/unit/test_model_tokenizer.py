@@ -150,6 +150,11 @@ def test_user_defined_tokens_are_always_read_and_control_tokens_only_when_asked(
     assert sentence_piece.encode("</s>", bos=False) == [sentence_piece.eos]
 
 
+@given(st.lists(st.sampled_from(["a", " a", "  ", "<s>", "</s>", "<tool>", "é"])).map("".join))
+def test_special_tokens_come_back_where_they_stood(sentence_piece: Tokenizer, text: str) -> None:
+    assert sentence_piece.decode(sentence_piece.encode(text, bos=False), special=True) == text
+
+
 def test_ids_beyond_the_vocabulary_are_empty(byte_level: Tokenizer) -> None:
     assert byte_level.token_bytes(512) == byte_level.token_bytes(-1) == b""
     assert byte_level.decode([97, 512, 98]) == "ab"

@@ -6,11 +6,13 @@ import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
 from support.models import Models
+from support.panic import Panic
 
 from antfarm.errors import AntfarmError, RequestError
 from antfarm.messages import Tool, Wanted
@@ -18,7 +20,7 @@ from antfarm.model.gguf import GgufFile
 from antfarm.model.tokenizer import Tokenizer
 from antfarm.model.toolform import ToolForm, grammar
 from antfarm.model.toolparser import Arguments, Called, ToolParser
-from antfarm.shard.constraint import Grammars
+from antfarm.shard.constraint import Constraint, Grammars
 
 PARAM = "response_format"
 ANT = {
@@ -128,19 +130,21 @@ def grammars_accept(vocabulary: tuple[Tokenizer, Grammars], schema: Any) -> bool
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"type": "nonsense"}, "nonsense"),
+        ({"type": "nonsense"}, "no type 'nonsense'"),
         ({"type": 12}, "type must be"),
         ({"properties": [1]}, "properties must be"),
-        ({"type": "string", "minLength": 5, "maxLength": 3}, "Unsatisfiable"),
-        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "Unsatisfiable"),
-        ({"enum": []}, "Unsatisfiable"),
+        ({"type": "string", "minLength": 5, "maxLength": 3}, "no text satisfies the schema: minLength"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "no text satisfies"),
+        ({"enum": []}, "no text satisfies"),
         ({"$ref": "#"}, "no text satisfies"),
         ({"allOf": [{"$ref": "#"}]}, "no text satisfies"),
-        ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"$ref": "#/nowhere"}, "nothing at '#/nowhere'"),
         ({"$ref": "http://example.com/schema"}, "example.com"),
-        ({"not": {"type": "string"}}, "not"),
+        ({"not": {"type": "string"}}, 'not supported: "not"'),
         ({"type": "string", "pattern": "^(?=a)b"}, "look-around"),
-        ({"type": "string", "x-guidance": {"lenient": True}, "not": {}}, "not"),
+        ({"type": "string", "x-guidance": {"lenient": True}, "not": {}}, 'not supported: "not"'),
+        ({"oneOf": [{}, {"type": "string"}]}, "not supported: oneOf"),
+        ({"enum": ["x" * 5000], "format": "f" * 5000, "type": "string"}, "the format"),
     ],
 )
 def test_a_schema_that_is_none_or_cannot_be_met_is_refused(models: Models, schema: Any, words: str) -> None:
@@ -148,8 +152,21 @@ def test_a_schema_that_is_none_or_cannot_be_met_is_refused(models: Models, schem
     source = grammar(Wanted(schema=json.dumps(schema)), ToolForm.HERMES)
     with pytest.raises(RequestError) as raised:
         grammars.compile(source or "", PARAM)
-    assert words in raised.value.message
+    message = raised.value.message
+    assert words in message
+    assert len(message) < 400
+    assert not any(internal in message for internal in ("%json", "compile", "x-guidance", "\n"))
     assert raised.value.numbers["param"] == PARAM
+
+
+@pytest.mark.parametrize("tool", ["", "bad"])
+def test_of_several_tools_the_one_that_is_wrong_is_named(models: Models, tool: str) -> None:
+    _, grammars = language(models.path("tiny-llama"))
+    tools = (*TOOLS, Tool("bad", "", '{"properties": {"a": {"type": "nonsense"}}}'))
+    wanted = Wanted(schema="{}", tools=tools, tool_choice="required", tool=tool)
+    with pytest.raises(RequestError) as raised:
+        grammars.compile(grammar(wanted, ToolForm.HERMES) or "", PARAM)
+    assert raised.value.numbers["param"] == "tools[2].function.parameters"
 
 
 def test_an_answer_that_left_its_grammar_is_not_taken_for_complete(models: Models) -> None:
@@ -159,6 +176,15 @@ def test_an_answer_that_left_its_grammar_is_not_taken_for_complete(models: Model
         constraint.accept(tokenizer.encode_within("b")[0])
     with pytest.raises(AntfarmError, match="any further"):
         constraint.mask(np.zeros(tokenizer.size, np.float32))
+
+
+@pytest.mark.parametrize(("raised", "seen"), [(SystemExit, SystemExit), (Panic, RuntimeError)])
+def test_a_panic_becomes_an_exception_and_an_interrupt_does_not(
+    raised: type[BaseException], seen: type[BaseException]
+) -> None:
+    broken = Constraint(Mock(consume_token=Mock(side_effect=raised("beyond"))), 8)
+    with pytest.raises(seen, match="beyond"):
+        broken.accept(1)
 
 
 def test_tokens_inside_a_text_have_its_bytes_alone(models: Models) -> None:

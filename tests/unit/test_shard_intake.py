@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models import Models
+from support.panic import Panic
 
 from antfarm.errors import Reason
 from antfarm.messages import ChatMessage, Failure, TaskAssign, TaskOutput, Tool, Wanted
@@ -59,6 +60,16 @@ def test_an_unknown_token_is_blamed_on_the_field_it_came_in(intake: Intake) -> N
         assert refusal(intake, wanted, tokens=(512,)) == (Reason.INVALID_REQUEST, field)
 
 
+def test_a_prompt_that_is_too_long_is_blamed_on_the_field_it_came_in(intake: Intake) -> None:
+    for length in (9000, 900_000):  # counted, and not worth counting
+        text = "\n" * length
+        overflow = Reason.CONTEXT_OVERFLOW
+        assert refusal(intake, messages=(ChatMessage("user", text),)) == (overflow, "messages")
+        assert refusal(intake, text=text) == (overflow, "prompt")
+        assert refusal(intake, Wanted("vector"), text=text) == (overflow, "input")
+    assert refusal(intake, tokens=(40,) * 8000) == (Reason.CONTEXT_OVERFLOW, "prompt")
+
+
 def test_a_schema_bounds_the_first_token(intake: Intake) -> None:
     row = np.zeros(512, np.float32)
     bound = sequence(intake, Wanted(schema='{"type": "boolean"}'), text="x")
@@ -70,7 +81,10 @@ def test_a_schema_bounds_the_first_token(intake: Intake) -> None:
     [
         (Wanted(schema='{"type": "nonsense"}'), "response_format"),
         (Wanted(schema=json.dumps({"anyOf": [{"$ref": "#"}] * (MAX_REFS + 1)})), "response_format"),
-        (Wanted(tools=(Tool("f", "", '{"type": 5}'),), tool_choice="required"), "tools"),
+        (
+            Wanted(tools=(Tool("f", "", '{"type": 5}'),), tool_choice="required"),
+            "tools[0].function.parameters",
+        ),
         (
             Wanted(tools=(REST, Tool("f", "", json.dumps({"anyOf": [{"$ref": "#"}] * (MAX_REFS + 1)})))),
             "tools[1].function.parameters",
@@ -101,6 +115,10 @@ def test_tokens_and_text_need_no_slot_and_no_room(intake: Intake) -> None:
     assert back.text == text
     empty = prepared(intake, Wanted("tokens"), text="")
     assert isinstance(empty, TaskOutput) and empty.tokens == ()
+    special = prepared(intake, Wanted("tokens"), text="<|im_start|>ants<|im_end|>")
+    assert isinstance(special, TaskOutput)
+    named = prepared(intake, Wanted("text"), tokens=special.tokens)
+    assert isinstance(named, TaskOutput) and named.text == "<|im_start|>ants<|im_end|>"
     assert refusal(intake, Wanted("tokens"), text="x" * (MAX_TEXT + 1))[0] == Reason.INVALID_REQUEST
 
 
@@ -133,10 +151,6 @@ def test_a_library_that_panics_fails_its_task_alone(models: Models, monkeypatch:
     assert isinstance(bad.outcome, Failure) and bad.outcome.reason == Reason.INTERNAL
     assert (bad.task, good.task) == ("bad", "good")
     assert isinstance(good.outcome, Sequence)
-
-
-class Panic(BaseException):
-    """As libraries in Rust raise it: no `Exception`."""
 
 
 @pytest.mark.parametrize("cuts", [(7,), (1, 6), (3, 3, 1)])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.models import Models
+from support.panic import Panic
 
 from antfarm.batch import Batch
 from antfarm.errors import AntfarmError, Reason
@@ -22,10 +23,12 @@ from antfarm.messages import (
     TaskEvent,
     TaskFinished,
     TaskTokens,
+    Wanted,
 )
 from antfarm.model.gguf import GgufFile
 from antfarm.model.template import ChatTemplate
 from antfarm.model.tokenizer import Tokenizer
+from antfarm.shard import constraint
 from antfarm.shard.intake import Intake
 from antfarm.shard.lead import Lead
 from antfarm.shard.pipeline import Traffic
@@ -145,6 +148,22 @@ def test_what_nobody_foresaw_ends_its_task_alone(
     driven.tell(task("again", (48,), max_tokens=1))
     last = driven.of("again")[-1]
     assert isinstance(last, TaskFinished) and last.finish == "length"
+
+
+def test_a_grammar_that_panics_ends_its_task_alone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panics(*_: object) -> None:
+        raise Panic("index out of bounds")
+
+    driven = Driven(models, count_up, slots=2)
+    held = msgspec.structs.replace(task("bad"), wanted=Wanted(schema="{}"))
+    driven.tell(held, task("good", (60,), max_tokens=5), steps=0)
+    monkeypatch.setattr(constraint, "fill_next_token_bitmask", panics)
+    driven.tell()
+    end, good = driven.of("bad")[-1], driven.of("good")[-1]
+    assert isinstance(end, TaskFinished) and end.failure
+    assert (end.finish, end.failure.reason) == ("error", "internal")
+    assert "index out of bounds" in end.failure.message
+    assert isinstance(good, TaskFinished) and (good.finish, good.index) == ("length", 5)
 
 
 class _Broken:

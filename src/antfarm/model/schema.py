@@ -8,15 +8,29 @@ allowed here many times over.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from antfarm.errors import Reason, RequestError
+from antfarm.errors import Reason, RequestError, cut
 
 MAX_CHARS = 100_000
 MAX_DEPTH = 64
+MAX_WORDS = 300  # characters of a complaint
 MAX_REFS = 200
 MAX_LEVELS = 2000  # that a chain of all references, each into the deepest nesting, could add up to
 STACK = 64 << 20  # for the thread that compiles
+
+# What the compiler says, and what it means to the schema's author.
+_WORDS = {
+    r"Unimplemented keys: \[(.*)\]": r"not supported: \1",
+    r"oneOf constraints are not supported.*": "not supported: oneOf of what can't be told apart; try anyOf",
+    r"Invalid type: (.*)": r"there is no type '\1'",
+    r"Unknown format: (.*)": r"not supported: the format '\1'",
+    r"Unsatisfiable schema: (.*)": r"no text satisfies the schema: \1",
+    r"Pointer '(.*)' does not exist": r"the schema has nothing at '#\1', which a $ref names",
+    r"Resource '(.*)' is not present.*": r"a $ref names '\1': only what is in the schema is read",
+    r"regex parse error:.*\nerror: (.*)": r"a pattern is not supported: \1",
+}
 
 
 def check_schema(text: str, param: str) -> None:
@@ -39,6 +53,14 @@ def refused(param: str, why: str) -> RequestError:
     return RequestError(
         Reason.INVALID_REQUEST, f"{param}: {why}", hint="simplify the JSON schema", param=param
     )
+
+
+def in_plain_words(complaint: str) -> str:
+    """The compiler's complaint for the author of a schema."""
+    for said, meant in _WORDS.items():
+        if match := re.fullmatch(said, complaint.strip(), re.DOTALL):
+            return cut(match.expand(meant), MAX_WORDS)
+    return cut(complaint.strip(), MAX_WORDS)
 
 
 def _measure(schema: Any) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,11 +108,17 @@ class Tokenizer:
         """Token ids of a text that stands inside another: their bytes are its bytes, nothing in front."""
         return self._encode(text, self._user_defined, starts=False)
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of whole tokens, control tokens left out, as the inverse of `encode`; bytes that are
-        not UTF-8 become U+FFFD."""
-        raw = b"".join(self.token_bytes(token) for token in tokens if token not in self._hidden)
-        return raw.decode("utf-8", "replace").removeprefix(" " if self._kind.space_prefix else "")
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """The text of whole tokens, as the inverse of `encode`; bytes that are not UTF-8 become U+FFFD.
+
+        `special` gives control tokens by name, else they are left out.
+        """
+        kept = (token for token in tokens if special or token not in self._hidden)
+        texts = []
+        for plain, run in groupby(kept, self._plain.__contains__):
+            text = b"".join(map(self.token_bytes, run)).decode("utf-8", "replace")
+            texts.append(text.removeprefix(" ") if self._kind.space_prefix and not plain else text)
+        return "".join(texts)
 
     def token_bytes(self, token: int) -> bytes:
         """A token's own bytes, which may be part of a character; of a control token, its name."""

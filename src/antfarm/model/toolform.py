@@ -95,14 +95,20 @@ def grammar(wanted: Wanted, form: ToolForm) -> str | None:
     return f"start: answer\n{answer}"
 
 
+def field_of(rule: str) -> str:
+    """The field of a request whose JSON schema is in this rule of `grammar`."""
+    index = rule.removeprefix("call_")
+    return "response_format" if index == rule else f"tools[{index}].function.parameters"
+
+
 def _calls(wanted: Wanted, form: ToolForm) -> list[str]:
-    tools = [tool for tool in wanted.tools if wanted.tool in ("", tool.name)]
+    tools = {i: tool for i, tool in enumerate(wanted.tools) if wanted.tool in ("", tool.name)}
     tagged = form is ToolForm.HERMES
     begin, key, end = (f"{CALL}\n", "arguments", f"\n{CALL_END}") if tagged else ("", "parameters", "")
     several = tagged and wanted.parallel_calls
     more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if several else ""
-    rules = [f"calls: call{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
-    for i, tool in enumerate(tools):
+    rules = [f"calls: call{more}", "call: " + " | ".join(f"call_{i}" for i in tools)]
+    for i, tool in tools.items():
         head = json.dumps(f'{begin}{{"name": "{tool.name}", "{key}": ')
         rules.append(f"call_{i}: {head} %json {_with_options(_parameters(tool))} {json.dumps('}' + end)}")
     return rules

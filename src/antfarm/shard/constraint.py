@@ -7,19 +7,26 @@ hundreds. A mask takes 0.01 to 0.1 ms on most steps, up to 0.8 ms inside a long 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from antfarm.errors import AntfarmError, Reason
-from antfarm.model.schema import refused
+from antfarm.errors import AntfarmError, Reason, RequestError, cut
+from antfarm.model.schema import in_plain_words, refused
 from antfarm.model.tokenizer import Tokenizer
+from antfarm.model.toolform import field_of
 
 Row = NDArray[np.float32]
 
 _LIMITS = LLParserLimits(max_items_in_row=10_000, verbose_errors=False)
-_MOST_WORDS = 300  # characters of the compiler's complaint that are passed on
+_NO_TEXT = "no text satisfies the schema"
+# Where in the grammar, why, and then an extract of the grammar.
+_COMPLAINT = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?:\n +\d+ \| .*)?", re.DOTALL)
 
 
 class Grammars:
@@ -34,15 +41,26 @@ class Grammars:
         self._tokenizer = LLTokenizer(wrapper, eos_token=sorted(tokenizer.eog) or None)
 
     def compile(self, grammar: str, param: str) -> Constraint:
-        """Raises `invalid-request`, naming `param`, for a grammar that is none, that needs what the compiler
-        does not support, or that no text satisfies."""
+        """Raises `invalid-request`, naming the schema's field or else `param`, for a grammar that is none,
+        that needs what the compiler does not support, or that no text satisfies."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         constraint = Constraint(matcher, self._tokenizer.vocab_size)
         if matcher.is_error():
-            raise refused(param, _complaint(matcher))
+            raise _refusal(matcher.get_error(), grammar, param)
         if not constraint.allowed().any():
-            raise refused(param, "no text satisfies the schema")
+            raise refused(param, _NO_TEXT)
         return constraint
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """A panic of a library in Rust is no `Exception`, and would end the process; it must end one answer."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the grammar's library failed: {error}") from error
 
 
 class Constraint:
@@ -61,6 +79,7 @@ class Constraint:
         bits = np.unpackbits(self._bits[0].view(np.uint8), count=self._size, bitorder="little")
         return bits.view(np.bool_)
 
+    @_contained()
     def mask(self, row: Row) -> Row:
         """The logits `row` [V] with all that may not come next at minus infinity, V at least the vocabulary.
 
@@ -73,6 +92,7 @@ class Constraint:
         np.copyto(out[: self._size], row[: self._size], where=allowed)
         return out
 
+    @_contained()
     def accept(self, token: int) -> bool:
         """Go on by a token that `mask` allowed. Whether the answer is complete and nothing may follow.
 
@@ -82,9 +102,10 @@ class Constraint:
         return bool(self._matcher.is_stopped())
 
     def _stuck(self) -> AntfarmError:
+        why = self._matcher.get_error().partition("<state>")[0].strip()
         return AntfarmError(
             Reason.INVALID_REQUEST,
-            f"the answer can't be held to its schema any further: {_complaint(self._matcher)}",
+            f"the answer can't be held to its schema any further: {cut(why, 300) or _NO_TEXT}",
             hint="simplify the JSON schema",
         )
 
@@ -104,6 +125,9 @@ class _Vocabulary:
         return self._tokenizer.encode_within(text.decode())
 
 
-def _complaint(matcher: LLMatcher) -> str:
-    words: str = matcher.get_error().partition("<state>")[0].strip()
-    return words[:_MOST_WORDS] or "no text satisfies the schema"
+def _refusal(complaint: str, grammar: str, param: str) -> RequestError:
+    match = _COMPLAINT.fullmatch(complaint)
+    if not match:
+        return refused(param, in_plain_words(complaint))
+    rule = grammar.splitlines()[int(match[1]) - 1].partition(":")[0]
+    return refused(field_of(rule), in_plain_words(match[2]))

@@ -95,7 +95,7 @@ class Intake:
         if not prompt:
             raise RequestError(Reason.INVALID_REQUEST, "the prompt is empty", hint="send at least one token")
         if len(prompt) >= self._context:
-            raise self._overflow(f"has {len(prompt)} tokens", len(prompt))
+            raise self._overflow(task, f"has {len(prompt)} tokens", len(prompt))
         room = self._context - len(prompt)
         limit = min(task.sampling.max_tokens or room, room)
         sampling, form = task.sampling, self._template.tools.form
@@ -116,8 +116,8 @@ class Intake:
     def _prompt(self, task: TaskAssign) -> list[int]:
         text = self._written(task)
         if text is not None:
-            return self._encode(text)
-        self._check_ids(task.tokens or (), "input" if task.wanted.kind == "vector" else "prompt")
+            return self._encode(task, text)
+        self._check_ids(task.tokens or (), _field(task))
         return list(task.tokens or ())
 
     def _written(self, task: TaskAssign) -> str | None:
@@ -138,7 +138,7 @@ class Intake:
         tokens = task.tokens or ()
         self._check_ids(tokens, "tokens")
         _check_size(sum(len(self.tokenizer.token_bytes(token)) for token in tokens))
-        return self.tokenizer.decode(tokens)
+        return self.tokenizer.decode(tokens, special=True)
 
     def _constraint(self, wanted: Wanted, form: ToolForm) -> Constraint | None:
         """What the answer is held to. Made here: compiling may take some tens of milliseconds."""
@@ -173,20 +173,28 @@ class Intake:
                 param=param,
             )
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, task: TaskAssign, text: str) -> list[int]:
         least = len(text) // self.tokenizer.longest
         if least >= self._context:  # not worth the time to say it exactly
-            raise self._overflow(f"has {len(text)} characters, at least {least} tokens", least)
+            raise self._overflow(task, f"has {len(text)} characters, at least {least} tokens", least)
         return self.tokenizer.encode(text)
 
-    def _overflow(self, what: str, tokens: int) -> RequestError:
+    def _overflow(self, task: TaskAssign, what: str, tokens: int) -> RequestError:
         return RequestError(
             Reason.CONTEXT_OVERFLOW,
             f"the prompt {what}; the context, answer included, holds {self._context}",
             hint="shorten the prompt, or load the model with a larger context",
             prompt_tokens=tokens,
             context=self._context,
+            param=_field(task),
         )
+
+
+def _field(task: TaskAssign) -> str:
+    """The field of the request that the prompt came in."""
+    if task.messages is not None:
+        return "messages"
+    return "input" if task.wanted.kind == "vector" else "prompt"
 
 
 def _check_size(size: int) -> None:
