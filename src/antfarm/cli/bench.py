@@ -22,7 +22,7 @@ from antfarm.cli.benching import (
     parse_spread,
     publish,
 )
-from antfarm.cli.options import Json, absolute_ref, parse_wire, within
+from antfarm.cli.options import Json, Wire, absolute_ref, parse_wire, within
 from antfarm.cli.output import note
 from antfarm.cli.session import home_of
 
@@ -40,9 +40,7 @@ def split(
     prompt: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Tokens.")] = 128,
     answer: Annotated[int, typer.Option(metavar="N", callback=within(2), help="Tokens.")] = 64,
     rounds: Rounds = 5,
-    wire: Annotated[
-        str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")
-    ] = "f32",
+    wire: Wire = "f32",
     out: Out = None,
     as_json: Json = False,
 ) -> None:

@@ -23,6 +23,7 @@ from antfarm.cli.options import (
     Slots,
     Split,
     Stages,
+    Wire,
     load_request,
     parse_shares,
     within,
@@ -128,9 +129,7 @@ def load(
     kv_type: KvType = "f16",
     queue: Queue = 256,
     prefill_share: PrefillShare = 0.5,
-    wire: Annotated[
-        str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")
-    ] = "f32",
+    wire: Wire = "f32",
     backend: Annotated[str, typer.Option(metavar="NAME", help="The ggml device to compute on.")] = "CPU",
 ) -> None:
     """Load a model into the colony.

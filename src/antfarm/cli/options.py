@@ -142,6 +142,7 @@ PrefillShare = Annotated[
         help="Of the time, for reading prompts while answers go on; above 0, at most 1.",
     ),
 ]
+Wire = Annotated[str, typer.Option(metavar="FORMAT", help="Numbers between shards: f32, f16 or q8.")]
 KvType = Annotated[
     str,
     typer.Option(
