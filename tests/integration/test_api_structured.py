@@ -270,6 +270,17 @@ def test_free_choice_leaves_a_random_model_its_words(client: OpenAI) -> None:
     assert plain.message.content == client.chat.completions.create(**ask).choices[0].message.content
 
 
+def test_a_strict_function_leaves_a_random_model_its_words_or_is_refused(client: OpenAI) -> None:
+    strict = {**FEED, "function": {**FEED["function"], "strict": True}}
+    ask: Any = {"model": "tiny", "messages": ASK, "seed": 5, "max_tokens": 30}
+    answer = client.chat.completions.create(**ask, tools=[strict]).choices[0]
+    assert answer.message.content
+    strict["function"]["parameters"] = {"type": "object", "not": {}}
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(**ask, tools=[REST, strict])
+    assert raised.value.param == "tools[1].function.parameters"
+
+
 # ---- vectors, tokens
 
 

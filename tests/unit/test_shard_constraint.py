@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
@@ -98,6 +99,49 @@ def test_an_answer_made_to_call_does(
         for index, name in enumerate(names):
             text = "".join(p.text for p in pieces if isinstance(p, Arguments) and p.index == index)
             assert list(json.loads(text)) == (["legs"] if name == "feed" else [])
+
+
+HERMES_CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+LLAMA_CALL = '{"name": "%s", "parameters": %s}'
+
+
+@pytest.mark.parametrize(("form", "call"), [(ToolForm.HERMES, HERMES_CALL), (ToolForm.LLAMA, LLAMA_CALL)])
+def test_of_strict_tools_a_call_that_is_begun_follows_its_schema(
+    vocabulary: tuple[Tokenizer, Grammars], form: ToolForm, call: str
+) -> None:
+    wanted = Wanted(tools=(msgspec.structs.replace(TOOLS[0], strict=True), TOOLS[1]))
+    for text in (
+        "",
+        "Ants say <tool",
+        '{"x": 1}',
+        call % ("feed", '{"legs": true}'),
+        call % ("rest", '{"a": 1}'),
+    ):
+        assert followed(vocabulary, wanted, form, text) == text
+    assert followed(vocabulary, wanted, ToolForm.LLAMA, '{ "name"') == '{ "name'
+    for args in ('{"legs": 1}', '{"arms": true}', "[]"):
+        assert followed(vocabulary, wanted, form, call % ("feed", args)) != call % ("feed", args)
+    assert grammar(Wanted(tools=TOOLS), form) is None
+
+
+def test_strict_calls_stand_anywhere_in_a_text(vocabulary: tuple[Tokenizer, Grammars]) -> None:
+    wanted = Wanted(tools=(msgspec.structs.replace(TOOLS[0], strict=True),))
+    fed = HERMES_CALL % ("feed", '{"legs": true}')
+    text = f"First\n{fed}\n{fed} then <tools> and"
+    assert followed(vocabulary, wanted, ToolForm.HERMES, text) == text
+    assert followed(vocabulary, wanted, ToolForm.HERMES, "So <tool_call>?") == "So <tool_call>"
+
+
+def followed(vocabulary: tuple[Tokenizer, Grammars], wanted: Wanted, form: ToolForm, text: str) -> str:
+    """How far an answer may be this text; all of it only when it may end there."""
+    tokenizer, grammars = vocabulary
+    constraint = grammars.compile(grammar(wanted, form) or "", PARAM)
+    tokens = tokenizer.encode_within(text)
+    for index, token in enumerate(tokens):
+        if not constraint.allowed()[token]:
+            return b"".join(map(tokenizer.token_bytes, tokens[:index])).decode()
+        constraint.accept(token)
+    return text if constraint.allowed()[list(tokenizer.eog)].any() else f"{text}..."
 
 
 def test_with_a_schema_and_tools_an_answer_is_the_one_or_calls_the_others(

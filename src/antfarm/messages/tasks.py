@@ -27,11 +27,13 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function that the model may call. `parameters` is a JSON schema as text; empty: it takes none."""
+    """A function that the model may call. `parameters` is a JSON schema as text; empty: it takes none.
+    `strict`: a call that the model begins of itself follows it, too."""
 
     name: str
     description: str = ""
     parameters: str = ""
+    strict: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True):

@@ -33,6 +33,18 @@ class ToolForm(StrEnum):
     LLAMA = "llama"
 
 
+# An answer that is text, or calls, as the model likes: from the form's opening mark on it is a call.
+_FREE = {
+    ToolForm.HERMES: rf"""start: call* TAIL
+mark[lazy]: TEXT "{CALL}"
+TEXT: /(.|\n)*/
+TAIL: TEXT & ~/(.|\n)*{CALL}(.|\n)*/""",
+    ToolForm.LLAMA: r"""start: call | TAIL
+mark: ""
+TAIL: /(.|\n)*/ & ~/[ \t\r\n]*\{[ \t\r\n]*"name"(.|\n)*/""",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
     """What a model's chat template does about tools. Not `native`: the tools are described to the model
@@ -88,6 +100,8 @@ def grammar(wanted: Wanted, form: ToolForm) -> str | None:
     answer = None if wanted.schema is None else f"answer: %json {_with_options(json.loads(wanted.schema))}"
     if wanted.tools and wanted.tool_choice == "required":
         return "\n".join(["start: calls", *_calls(wanted, form)])
+    if answer is None and any(tool.strict for tool in wanted.tools):
+        return "\n".join([_FREE[form], *_rules(wanted, form, free=True)])
     if answer is None:
         return None
     if wanted.tools:
@@ -102,15 +116,22 @@ def field_of(rule: str) -> str:
 
 
 def _calls(wanted: Wanted, form: ToolForm) -> list[str]:
+    """The rule `calls`, with what it needs."""
+    tagged = form is ToolForm.HERMES
+    more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if tagged and wanted.parallel_calls else ""
+    return [f"calls: call{more}", f'mark: "{CALL if tagged else ""}"', *_rules(wanted, form)]
+
+
+def _rules(wanted: Wanted, form: ToolForm, *, free: bool = False) -> list[str]:
+    """The rule `call`. When the model is `free` to call, only strict tools bind their arguments."""
     tools = {i: tool for i, tool in enumerate(wanted.tools) if wanted.tool in ("", tool.name)}
     tagged = form is ToolForm.HERMES
-    begin, key, end = (f"{CALL}\n", "arguments", f"\n{CALL_END}") if tagged else ("", "parameters", "")
-    several = tagged and wanted.parallel_calls
-    more = f' ("\\n" call){{0,{MOST_CALLS - 1}}}' if several else ""
-    rules = [f"calls: call{more}", "call: " + " | ".join(f"call_{i}" for i in tools)]
+    begin, key, end = ("\n", "arguments", f"\n{CALL_END}") if tagged else ("", "parameters", "")
+    rules = ["call: mark (" + " | ".join(f"call_{i}" for i in tools) + ")"]
     for i, tool in tools.items():
         head = json.dumps(f'{begin}{{"name": "{tool.name}", "{key}": ')
-        rules.append(f"call_{i}: {head} %json {_with_options(_parameters(tool))} {json.dumps('}' + end)}")
+        schema = {"type": "object"} if free and not tool.strict else _parameters(tool)
+        rules.append(f"call_{i}: {head} %json {_with_options(schema)} {json.dumps('}' + end)}")
     return rules
 
 

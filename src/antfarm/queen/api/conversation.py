@@ -88,6 +88,7 @@ class FunctionBody(Body):
     parameters: dict[str, Any] | None = Field(
         None, description="A JSON schema of an object. Left out, the function takes no arguments."
     )
+    strict: bool = Field(False, description="Calls follow the schema under `tool_choice: auto`, too.")
 
     @field_validator("parameters")
     @classmethod
@@ -103,7 +104,7 @@ class ToolBody(Body):
 
     def tool(self) -> Tool:
         of = self.function
-        return Tool(of.name, of.description, json.dumps(of.parameters) if of.parameters else "")
+        return Tool(of.name, of.description, json.dumps(of.parameters) if of.parameters else "", of.strict)
 
 
 class ChosenFunction(Body):
