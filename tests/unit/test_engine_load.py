@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,24 +207,6 @@ def test_a_cut_through_a_block_is_refused(models: Models) -> None:
     error = refusal(models.path("tiny-llama", "q8_0"), cut)
     assert error.reason == Reason.SPLIT_IMPOSSIBLE
     assert "ffn_down" in error.message
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-def test_cpus_pin_the_calling_thread_and_those_it_starts(models: Models) -> None:
-    cpu = min(os.sched_getaffinity(0))
-
-    def load() -> list[set[int]]:
-        before = {thread.id for thread in psutil.Process().threads()}
-        with GgufFile.open(models.path("tiny-llama")) as file:
-            part = shards.parts(file.facts, [1])[0]
-            engine = Engine.load(file, part, RunOptions(), threads=2, cpus=[cpu])
-            engine.forward(shards.chunk(0, 0, 2), engine.embed(np.zeros(2, np.int32)))
-            started = {thread.id for thread in psutil.Process().threads()} - before
-            engine.close()
-        return [os.sched_getaffinity(each) for each in (0, *started)]
-
-    with ThreadPoolExecutor(1) as pool:
-        assert all(each == {cpu} for each in pool.submit(load).result(60))
 
 
 def test_ggml_speaks_through_logging(models: Models, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,7 +31,6 @@ def settings(folder: Path, **changes: Any) -> ForagerSettings:
         ({"listen": "no-such-host.invalid"}, "--listen no-such-host.invalid"),
         ({"listen": "a..b"}, "--listen a..b"),
         ({"threads": cores() + 1}, f"--threads {cores() + 1}"),
-        ({"threads": 2, "cpus": (0,)}, "--threads 2"),
         ({"threads": -1}, "--threads -1"),
         ({"memory": psutil.virtual_memory().total + (1 << 30)}, "--memory"),
         ({"memory": -1}, "--memory"),

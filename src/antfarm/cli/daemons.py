@@ -77,7 +77,7 @@ def forager(
             metavar="N", callback=within(0), help="Of a shard.  [default: one a core]", show_default=False
         ),
     ] = 0,
-    cpus: Annotated[str, typer.Option(metavar="0,1,...", help="Cores to pin shards to.")] = "",
+    cpus: Annotated[str, typer.Option(metavar="0,1,...", help="Cores that it and its shards keep to.")] = "",
     listen: Annotated[
         str,
         typer.Option(

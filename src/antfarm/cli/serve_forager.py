@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from urllib.parse import urlsplit
 
 import psutil
@@ -34,7 +35,7 @@ def forager_settings(
             f"{home.path} holds no colony's secret",
             hint="give the whole line that `antc nodes --join` prints on the queen's host",
         )
-    _check_cpus(options.cpus)
+    _keep_to(options.cpus)
     bus = invitation.bus if invitation else member.bus if member else ""
     token = token_file or (member.bus_token if member and not invitation else "")
     return ForagerSettings(
@@ -45,7 +46,6 @@ def forager_settings(
         name=options.name,
         memory=options.memory,
         threads=options.threads,
-        cpus=options.cpus,
         listen=_listen(options.listen, bus),
     )
 
@@ -64,14 +64,21 @@ async def serve_forager(daemon: Daemon, settings: ForagerSettings, token_file: s
         await forager.close()
 
 
-def _check_cpus(cpus: tuple[int, ...]) -> None:
-    have = psutil.cpu_count() or 1
-    if missing := [cpu for cpu in cpus if cpu >= have]:
+def _keep_to(cpus: tuple[int, ...]) -> None:
+    """Pin this process, and with it all that it starts."""
+    if not cpus:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise RequestError(Reason.BAD_SETTING, "--cpus: this system pins no processes", hint="leave it out")
+    have = os.sched_getaffinity(0)
+    if missing := [cpu for cpu in cpus if cpu not in have]:
         raise RequestError(
             Reason.BAD_SETTING,
             f"this host has no core {missing[0]}",
-            hint=f"--cpus takes numbers from 0 to {have - 1}",
+            hint=f"--cpus takes of {', '.join(map(str, sorted(have)))}",
         )
+    for thread in psutil.Process().threads():  # libraries have started some
+        os.sched_setaffinity(thread.id, cpus)
 
 
 def _listen(given: str, bus: str) -> str:

@@ -65,7 +65,7 @@ class ForagerOptions:
     name: str = ""
     memory: int = 0  # bytes it may use for shards
     threads: int = 0
-    cpus: tuple[int, ...] = ()  # to pin its shards to
+    cpus: tuple[int, ...] = ()  # that it and its shards keep to
     listen: str = ""
 
     def arguments(self) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -40,16 +39,13 @@ class Engine:
         options: RunOptions,
         *,
         threads: int,
-        cpus: Sequence[int] = (),
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Engine:
         """Read this part of the file into memory. `progress(done, total)` counts bytes of weights.
 
-        `cpus` pins the calling thread, and with it the threads that it starts. Raises ModelError for a
-        model that can't be run here, and `bad-setting`, `split-impossible`, `no-capacity`.
+        Raises ModelError for a model that can't be run here, and `bad-setting`, `split-impossible`,
+        `no-capacity`.
         """
-        if cpus and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, cpus)
         with ExitStack() as held:
             layers, vocabulary, memory = _load(file, part, options, threads, progress, held)
             return cls(layers, vocabulary, memory, held.pop_all())

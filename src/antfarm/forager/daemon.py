@@ -202,7 +202,6 @@ class Forager:
             address=settings.listen,
             secret=settings.secret.reveal(),
             threads=self._facts.threads,
-            cpus=settings.cpus,
         )
         return await self._nursery.load(request, spec)
 

@@ -29,7 +29,6 @@ class ForagerSettings:
     name: str = ""  # unique in the colony; empty takes the host's name and a suffix kept in the home
     memory: int = 0  # bytes for shards; 0 takes `MEMORY_SHARE` of what is free
     threads: int = 0  # of each shard; 0 takes one a core
-    cpus: tuple[int, ...] = ()  # to pin shards to
     listen: str = "127.0.0.1"  # where shards listen for other shards
 
     def check(self) -> None:
@@ -39,7 +38,7 @@ class ForagerSettings:
         except (StateError, UnicodeError) as error:
             why = error.message if isinstance(error, StateError) else str(error)
             raise _bad(f"--listen {self.listen}: {why}", "name an address of this host") from None
-        most = len(self.cpus) or cores()
+        most = cores()
         if not 0 <= self.threads <= most:
             raise _bad(
                 f"--threads {self.threads}: a shard's threads have {most} cores here",
@@ -67,7 +66,7 @@ class ForagerSettings:
         return self.memory or int(psutil.virtual_memory().available * MEMORY_SHARE)
 
     def shard_threads(self) -> int:
-        return self.threads or len(self.cpus) or cores()
+        return self.threads or cores()
 
     def _suffix(self) -> str:
         file = self.home.path / "forager-id"

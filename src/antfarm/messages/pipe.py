@@ -16,7 +16,6 @@ class ShardSpec(Message, frozen=True, tag="shard-spec"):
     address: str  # to listen on
     secret: str
     threads: int
-    cpus: tuple[int, ...] = ()  # to pin to; empty leaves it to the system
 
 
 ShardCommand = ShardSpec | ShardLink | TaskAssign | TaskCancel | ShardStop

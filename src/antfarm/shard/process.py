@@ -100,7 +100,6 @@ class Shard:
                 self._part,
                 self._options,
                 threads=spec.threads,
-                cpus=spec.cpus,
                 progress=self._progress(),
             )
         with contextlib.closing(engine):
