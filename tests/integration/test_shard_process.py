@@ -191,7 +191,7 @@ def test_the_context_is_a_limit(models: Models, start: Start) -> None:
     over = one.ask([7] * 128, GREEDY)
     assert over.end.finish == "error" and over.end.failure
     assert over.end.failure.reason == "context-overflow"
-    assert over.end.failure.numbers == {"prompt_tokens": 128, "context": 128}
+    assert over.end.failure.numbers == {"prompt_tokens": 128, "context": 128, "param": "prompt"}
     endless = replace(GREEDY, max_tokens=None)
     brim = one.ask([7] * 127, endless)
     assert (brim.end.finish, brim.count) == ("length", 1)
