@@ -16,11 +16,13 @@ from antfarm.colony.events import (
     ForagerHeard,
     ForagerLeft,
     Instruction,
+    LeadSilent,
     LoadAsked,
     LogOps,
     SendLoad,
     SendStop,
     ShardHeard,
+    Tick,
     UnloadAsked,
 )
 from antfarm.errors import AntfarmError, Reason
@@ -315,3 +317,50 @@ def test_the_right_shard_named_first_stays_named(script: Script) -> None:
     script.on(failed(2))
     assert script.told(failed(0, lost_peer=1), failed(1, lost_peer=2)) == []
     assert "shard 2 on c" in script.refusal().message
+
+
+# ---- a lead that hangs
+
+SILENT = Failure(Reason.TIMEOUT, "it has said nothing for 60 s")
+
+
+def heard(script: Script, seconds: int) -> None:
+    """Time in which the foragers and their shards are heard."""
+    for _ in range(seconds):
+        script.after(1)
+        for replica in script.colony.models()[0].replicas():
+            for shard, id in enumerate(replica.foragers()):
+                script.on(ForagerHeard(forager(id, shards=statuses(replica.name, 1, shard))))
+
+
+def test_a_silent_lead_breaks_its_replica_while_the_others_serve(script: Script) -> None:
+    script.joins("a", "b", "c", "d")
+    script.ready(split=2, replicas=2)
+    heard(script, 70)
+    out = script.on(LeadSilent("m-1", 1, 60, SILENT))
+    assert kinds(out) == ["FailTasks", "SendStop", "SendStop", "shard-missing"]
+    assert isinstance(out[0], FailTasks) and out[0].failure.reason == Reason.SHARD_FAILED
+    assert isinstance(out[-1], LogOps)
+    assert "m-1 misses shard 0 on a" in out[-1].text and SILENT.message in out[-1].text
+    assert script.on(LeadSilent("m-1", 1, 60, SILENT)) == []
+    assert script.colony.route("m").replica == "m-2"
+    script.on(LeadSilent("m-2", 1, 60, SILENT))
+    assert script.refusal().reason is Reason.SHARD_MISSING
+    assert "antc shard m" in script.refusal().hint
+
+
+@pytest.mark.parametrize("why", ["the bus was away", "the queen slept", "the queen has just woken"])
+def test_a_lead_is_not_silent_while_nobody_could_be_heard(script: Script, why: str) -> None:
+    script.joins("a")
+    script.ready()
+    heard(script, 70)
+    if why == "the bus was away":
+        script.on(Tick(listening=False))
+    else:
+        script.now += 60
+    if why == "the queen slept":
+        script.on(Tick())
+        heard(script, 30)
+    assert script.on(LeadSilent("m-1", 1, 60, SILENT)) == []
+    heard(script, 62)
+    assert "shard-missing" in kinds(script.on(LeadSilent("m-1", 1, 60, SILENT)))

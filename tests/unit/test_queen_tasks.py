@@ -31,6 +31,7 @@ from antfarm.queen.tasks import TaskRequest, Tasks
 from antfarm.types import Sampling
 
 ROUTE = Route("m", "m-1", 1, "a")
+BROKEN = Failure(Reason.SHARD_FAILED, "shard 0 on a was lost")
 REQUEST = TaskRequest("m", Sampling(), text="hello")
 
 
@@ -40,6 +41,8 @@ class Lead:
     def __init__(self) -> None:
         self.assigned: list[TaskAssign] = []
         self.cancelled: list[TaskCancel] = []
+        self.silences: list[tuple[Route, float, Failure]] = []  # that the queen heard of
+        self.breaks = False  # the colony's answer to a silence
         self.refuses: AntfarmError | None = None
         self.refuses_cancels: AntfarmError | None = None
         self._events: Subscription[TaskEvent] = Subscription("tasks", TASK_EVENTS.decode)
@@ -79,7 +82,12 @@ async def lead() -> Lead:
 
 @pytest_asyncio.fixture
 async def tasks(lead: Lead) -> AsyncIterator[Tasks]:
-    made = Tasks(lead, lambda request: ROUTE)  # type: ignore[arg-type]
+    def silent(route: Route, silence: float, failure: Failure) -> None:
+        lead.silences.append((route, silence, failure))
+        if lead.breaks:
+            made.fail(route.replica, route.epoch, BROKEN)
+
+    made = Tasks(lead, lambda request: ROUTE, silent)  # type: ignore[arg-type]
     await made.start()
     yield made
     await made.close()
@@ -210,6 +218,21 @@ async def test_a_silent_lead_fails_its_tasks_but_a_busy_one_does_not(
     assert caught.value.reason is Reason.TIMEOUT
 
 
+@pytest.mark.parametrize("breaks", [True, False])
+async def test_a_silent_lead_is_told_once_if_that_ends_its_tasks(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.05)
+    lead.breaks = breaks
+    answers = [collect(tasks) for _ in range(3)]
+    ended = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 5)
+    reasons = [error.reason for error in ended if isinstance(error, AntfarmError)]
+    assert reasons == [Reason.SHARD_FAILED if breaks else Reason.TIMEOUT] * 3
+    assert len(lead.silences) == (1 if breaks else 3)
+    route, silence, failure = lead.silences[0]
+    assert (route, failure.reason) == (ROUTE, Reason.TIMEOUT) and silence >= 0.05
+
+
 @pytest.mark.parametrize("begun", [0, 1])
 async def test_a_task_whose_end_was_lost_does_not_wait_for_ever_on_a_busy_lead(
     lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, begun: int
@@ -231,6 +254,7 @@ async def test_a_task_whose_end_was_lost_does_not_wait_for_ever_on_a_busy_lead(
     await lead.say(TaskFinished(two, 0, "stop"), TaskFinished(three, 10, "stop"))
     assert len(await waiting) == 2 and len(await busy) == 12
     assert lead.cancelled == [TaskCancel(one, "m-1")]
+    assert lead.silences == [], "the lead works"
     if begun:
         last = lost.result()[-1]
         assert isinstance(last, TaskFinished) and last.failure and last.failure.reason == Reason.TIMEOUT

@@ -6,6 +6,7 @@ in `replicas`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ from antfarm.colony.events import (
     ForagerHeard,
     ForagerLeft,
     Instruction,
+    LeadSilent,
     LoadAsked,
     LogOps,
     Route,
@@ -38,6 +40,7 @@ class Colony:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._ticked: float | None = None
+        self._deaf = math.inf  # when we last could not have heard anybody
         self._foragers: dict[str, Forager] = {}
         self._models: dict[str, Model] = {}
         self._retired = Retired()
@@ -47,6 +50,7 @@ class Colony:
             ForagerLeft: self._forager_left,
             LoadAsked: self._load_asked,
             UnloadAsked: self._unload_asked,
+            LeadSilent: self._lead_silent,
             Tick: self._tick,
             **self._replicas.handlers,
         }
@@ -109,8 +113,10 @@ class Colony:
         return [lost, *self._replicas.lose(id, failure, now)]
 
     def _tick(self, event: Tick, now: float) -> list[Instruction]:
-        asleep = not event.listening or self._ticked is None or now - self._ticked > NAP_S
+        asleep = not event.listening or self._napped(now)
         self._ticked = now
+        if asleep:
+            self._deaf = now
         out: list[Instruction] = []
         for id, forager in list(self._foragers.items()):
             if asleep:
@@ -118,6 +124,15 @@ class Colony:
             elif now - forager.heard > self._limits.lost:
                 out += self._lose(id, f"not heard of for {self._limits.lost:g} s", now)
         return out + self._replicas.expire(now)
+
+    def _napped(self, now: float) -> bool:
+        return self._ticked is None or now - self._ticked > NAP_S
+
+    def _lead_silent(self, event: LeadSilent, now: float) -> list[Instruction]:
+        """It is lost, unless what it said may have been lost on its way."""
+        if self._napped(now) or now - event.silence <= self._deaf:
+            return []
+        return self._replicas.lose_lead((event.replica, event.epoch), event.failure, now)
 
     def _load_asked(self, event: LoadAsked, now: float) -> list[Instruction]:
         name, model = event.name, self._models.get(event.name)

@@ -83,6 +83,15 @@ class Drained(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class LeadSilent(msgspec.Struct, frozen=True):
+    """A lead with tasks has said nothing for `silence` seconds, which is too long."""
+
+    replica: str
+    epoch: int
+    silence: float
+    failure: Failure
+
+
 class Broke(msgspec.Struct, frozen=True):
     """An exception that nobody foresaw, in what was done for this replica."""
 
@@ -108,6 +117,7 @@ Event = (
     | RequestFailed
     | ShardHeard
     | Drained
+    | LeadSilent
     | Broke
     | Tick
 )
@@ -119,7 +129,7 @@ def replica_of(event: Event) -> tuple[str, int] | None:
         return event.listening.replica, event.listening.epoch
     if isinstance(event, ShardHeard):
         return event.event.replica, event.event.epoch
-    if isinstance(event, Described | DescribeFailed | RequestFailed | Drained | Broke):
+    if isinstance(event, Described | DescribeFailed | RequestFailed | Drained | LeadSilent | Broke):
         return event.replica, event.epoch
     return None
 

@@ -93,6 +93,11 @@ class Replicas:
                 out += self._describe_failed(DescribeFailed(*replica.key, forager, failure), now)
         return out
 
+    def lose_lead(self, key: Key, failure: Failure, now: float) -> list[Instruction]:
+        """The lead of a replica hangs."""
+        replica = self._running.get(key)
+        return self._fail(replica, failure, now, shard=0) if replica else []
+
     def reconcile(self, facts: ForagerFacts, now: float) -> list[Instruction]:
         """Hold a heartbeat's list of shards against ours: what an event that was lost would have told."""
         out: list[Instruction] = []

@@ -21,6 +21,7 @@ from antfarm.colony.events import (
     Event,
     ForagerHeard,
     ForagerLeft,
+    LeadSilent,
     LoadAsked,
     LogOps,
     Route,
@@ -35,6 +36,7 @@ from antfarm.errors import AntfarmError, BusError, Reason
 from antfarm.messages import (
     ColonyStats,
     Done,
+    Failure,
     ForagerFacts,
     ListModels,
     ListStats,
@@ -70,7 +72,7 @@ class Queen:
         self._server = server
         self._bus = bus
         self._colony = Colony(LIMITS)
-        self.tasks = Tasks(bus, self._route)
+        self.tasks = Tasks(bus, self._route, self._lead_silent)
         self._stats = Stats()
         self._affinity = Affinity()
         self._performer = Performer(bus, ops, self.tasks, self._happened)
@@ -187,6 +189,9 @@ class Queen:
         return route
 
     # ---- events
+
+    def _lead_silent(self, route: Route, silence: float, failure: Failure) -> None:
+        self._happened(LeadSilent(route.replica, route.epoch, silence, failure))
 
     def _happened(self, event: Event) -> list[asyncio.Task[None]]:
         """Tell the core, and begin what it wants done."""

@@ -114,11 +114,18 @@ class _Lead:
 
 
 class Tasks:
-    """All tasks underway. `route` names the lead for a request, or raises why there is none."""
+    """All tasks underway. `route` names the lead for a request, or raises why there is none; `silent` is
+    told of a lead that has said nothing for too long: for how many seconds, and the failure."""
 
-    def __init__(self, bus: Bus, route: Callable[[TaskRequest], Route]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        route: Callable[[TaskRequest], Route],
+        silent: Callable[[Route, float, Failure], None],
+    ) -> None:
         self._bus = bus
         self._route = route
+        self._silent = silent
         self._tasks: dict[str, _Task] = {}
         self._leads: dict[tuple[str, int], _Lead] = {}
         self._cancels: set[asyncio.Task[None]] = set()
@@ -235,10 +242,17 @@ class Tasks:
                 if deadline is not None and _now() >= began + deadline:
                     task.end(_late(deadline))
                 elif _now() >= task.lead.silent_at:
-                    task.end(_silent(task.lead.route))
+                    self._end_silent(task)
                 elif _now() >= task.silent_at:
                     task.end(_quiet(task.lead.route))
         return task.inbox.get_nowait()
+
+    def _end_silent(self, task: _Task) -> None:
+        if task.sealed:  # with another of the lead's tasks
+            return
+        failure = _silent(task.lead.route)
+        self._silent(task.lead.route, _now() - task.lead.heard, failure)  # may end all of the lead's tasks
+        task.end(failure)
 
     def _close(self, task: _Task) -> None:
         del self._tasks[task.id]
