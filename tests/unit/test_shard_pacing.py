@@ -45,9 +45,9 @@ def spent(steps: list[tuple[Kind, int, float]], kind: Kind) -> float:
     return sum(seconds for each, _, seconds in steps if each is kind)
 
 
-def warm(on: Machine, share: float = 0.5) -> Pacer:
+def warm(on: Machine, share: float = 0.5, stages: int = 1) -> Pacer:
     """One prompt was read and is being answered."""
-    pacer = Pacer(128, share)
+    pacer = Pacer(128, share, stages)
     step(pacer, on, prompts=True, answers=False)
     for _ in range(10):
         step(pacer, on, prompts=False, answers=True)
@@ -71,9 +71,9 @@ def test_pauses_stay_short_and_chunks_as_long_as_that_allows() -> None:
 
 
 def test_a_pause_is_measured_in_gaps_which_are_longer_where_lanes_take_turns() -> None:
-    pacer = warm(LLAMA)
+    pacer = warm(LLAMA, stages=3)
     contest(pacer, LLAMA, 500)
-    assert [pacer.chunk(lanes=lanes) for lanes in (1, 2, 3)] == [16, 32, 64]
+    assert [pacer.chunk(lanes=lanes) for lanes in (1, 2, 3, 0)] == [4, 32, 43, 43]
 
 
 def test_alone_prompts_are_read_in_whole_chunks_and_owe_nothing() -> None:

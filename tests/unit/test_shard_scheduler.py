@@ -173,7 +173,7 @@ def test_a_lone_answer_is_one_step_at_a_time() -> None:
 
 
 def test_chunks_of_a_prompt_follow_each_other() -> None:
-    plan = scheduler(stages=2)
+    plan = scheduler(chunk=8, stages=2)  # so that each stage has four rows
     plan.add(sequence("a", 18))
     train = [plan.schedule() for _ in range(3)]
     assert [step and step.batch.positions[0] for step in train] == [0, 4, 8]
@@ -192,7 +192,7 @@ def test_chunks_of_a_prompt_follow_each_other() -> None:
 
 
 def test_one_prompt_follows_another_through_the_stages() -> None:
-    plan = scheduler(slots=2, chunk=4, stages=2)
+    plan = scheduler(slots=2, chunk=8, stages=2)
     a, b = sequence("a", 3), sequence("b", 3)
     for each in (a, b):
         plan.add(each)

@@ -33,9 +33,12 @@ class Turn:
 class Pacer:
     """Feeds on how long steps took. Lengths of chunks are powers of two, so that few graphs serve them."""
 
-    def __init__(self, chunk: int, share: float) -> None:
-        """`chunk` is the most rows of one; `share` of contested time is the prompts'."""
-        self._sizes = [*_powers(_SMALLEST, chunk), chunk]
+    def __init__(self, chunk: int, share: float, stages: int = 1) -> None:
+        """`chunk` is the most rows that are read at once; where `stages` work at once, each has a part of it.
+        `share` of contested time is the prompts'."""
+        most = -(-chunk // stages)
+        self._stages = stages
+        self._sizes = [*_powers(_SMALLEST, most), most]
         self._share = share
         self._debt = 0.0  # weighted seconds that prompts had beyond their share
         self._answer: tuple[float, float] | None = None  # rows and seconds of a step of decoding, means
@@ -51,12 +54,13 @@ class Pacer:
 
     def chunk(self, *, lanes: int) -> int:
         """The most rows that the next chunk may have. `lanes` of answers take turns, so that the gap between
-        an answer's tokens is as many steps; 0 when nobody answers."""
+        an answer's tokens is as many steps; 0 when nobody answers. Fewer lanes than stages wait for a chunk
+        at several stages."""
         if not lanes:
             return self._sizes[-1]
         if not self._chunks or self._answer is None:
             return self._sizes[0]
-        most = PAUSE * lanes * self._answer[1]
+        most = PAUSE * lanes * self._answer[1] * lanes / self._stages
         return next((size for size in reversed(self._sizes) if self._estimate(size) <= most), self._sizes[0])
 
     def begin(self, kind: Kind, rows: int, *, contested: bool) -> Turn:

@@ -44,7 +44,7 @@ class Scheduler:
     def __init__(self, options: RunOptions, stages: int = 1) -> None:
         self.slots = Slots(options.slots, options.context)
         self._queue = options.queue
-        self._pacer = Pacer(options.chunk, options.prefill_share)
+        self._pacer = Pacer(options.chunk, options.prefill_share, stages)
         self._lanes = stages
         self._most = stages + 1 if stages > 1 else 1  # one more than stages, so that none ever lacks a step
         self._prompts: list[Sequence] = []  # to be read, the oldest first; those that wait have no slot
