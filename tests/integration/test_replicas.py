@@ -99,6 +99,28 @@ async def test_one_replica_is_killed_and_the_other_serves(world: World, tiny: Pa
     assert sum(shards(world).values()) == 0
 
 
+async def test_a_lead_that_hangs_is_lost_and_the_other_replica_serves(
+    world: World, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.gather(*(world.forager(name) for name in "ab"))
+    await world.load(tiny, 1, replicas=2, options=SMALL)
+    monkeypatch.setattr("antfarm.queen.tasks.SILENCE_S", 2.0)
+    first, _ = world.queen.replicas()
+    lead = world.foragers[first.shards[0].forager].shards()[0].pid
+    async with AsyncExitStack() as stack:
+        events = await started(world, stack)
+        os.kill(lead, signal.SIGSTOP)
+        (*_, failed) = [event async for event in events]
+    assert isinstance(failed, TaskFinished) and failed.failure
+    assert failed.failure.reason == Reason.SHARD_FAILED
+    assert [replica.state for replica in world.queen.replicas()] == ["unavailable", "ready"]
+    assert len(await world.ask(SHORT)) == 3
+    (loss,) = [event for event in await world.ops() if event.kind == "shard-missing"]
+    assert "has said nothing for 2 s" in loss.text and "1 of 2 replicas serve" in loss.text
+    await world.until(lambda: sum(shards(world).values()) == 1)
+    assert not psutil.pid_exists(lead)
+
+
 async def metrics(world: World) -> dict[tuple[str, str], float]:
     """The page of a served API: values by name and by the label that tells rows of this test apart."""
     api = await ApiServer.start(create_app(world.queen), bind("127.0.0.1", 0))
