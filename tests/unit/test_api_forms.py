@@ -186,3 +186,11 @@ def test_calls_beyond_what_is_wanted_or_cut_short() -> None:
     cut = bodies(ChatForm(HEAD, logprobs=False, counts=False), answering(CALLS[:50], finish="length"))
     assert cut[-1]["choices"][0]["finish_reason"] == "length"
     assert any(b["choices"][0]["delta"].get("tool_calls") for b in cut)
+
+
+@pytest.mark.parametrize("length", [1, 9, 15, 40, len(CALLS) - 3])
+def test_a_forced_call_that_is_cut_leaves_no_text(length: int) -> None:
+    form = ChatForm(HEAD, logprobs=False, counts=False, only_calls=True)
+    found = bodies(form, answering(CALLS[:length], finish="length"))
+    assert not any(body["choices"][0]["delta"].get("content") for body in found)
+    assert found[-1]["choices"][0]["finish_reason"] == "length"

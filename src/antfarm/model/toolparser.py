@@ -45,11 +45,13 @@ class ToolParser:
     A call is told once its name is known and its arguments have begun. Space around calls is dropped.
     """
 
-    def __init__(self, form: ToolForm, *, most: int | None = None) -> None:
-        """What comes after `most` calls is dropped."""
+    def __init__(self, form: ToolForm, *, most: int | None = None, only: bool = False) -> None:
+        """What comes after `most` calls is dropped. An answer that is made of calls `only` says nothing: what
+        would come out as text is a call that was cut."""
         self.calls = 0  # told
         self._form = form
         self._most = most
+        self._only = only
         self._text = ""  # not looked at yet, or held because a call may begin in it
         self._call: _Call | None = None
         self._prose = False  # text was said, after which Llama's form has no calls
@@ -124,7 +126,7 @@ class ToolParser:
 
     def _say(self, text: str) -> list[Piece]:
         self._prose = self._prose or bool(text.strip())
-        return [Said(text)] if text else []
+        return [Said(text)] if text and not self._only else []
 
     def _held(self) -> int:
         """How much of the text's end may belong to a mark: its beginning, and space before it."""

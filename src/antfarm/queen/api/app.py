@@ -79,6 +79,7 @@ def _completions(queen: models.Source) -> APIRouter:
             logprobs=body.alternatives() is not None,
             counts=body.counts,
             most_calls=None if body.parallel_tool_calls else 1,
+            only_calls=body.wanted().tool_choice == "required",
         )
         return await _answer(queen, request, body, form, tasks)
 

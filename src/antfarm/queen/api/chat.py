@@ -30,13 +30,22 @@ def tasks(request: ChatRequest, model: str) -> list[TaskRequest]:
 
 class ChatForm:
     """A `tally.Format`. `logprobs` and `counts` say whether the client asked for them; `most_calls` is how
-    many calls of tools it wants at most."""
+    many calls of tools it wants at most, and `only_calls` that it wants nothing else."""
 
-    def __init__(self, head: Head, *, logprobs: bool, counts: bool, most_calls: int | None = None) -> None:
+    def __init__(
+        self,
+        head: Head,
+        *,
+        logprobs: bool,
+        counts: bool,
+        most_calls: int | None = None,
+        only_calls: bool = False,
+    ) -> None:
         self._head = head
         self._logprobs = logprobs
         self._counts = counts
         self._most_calls = most_calls
+        self._only_calls = only_calls
         self._parsers: dict[int, ToolParser] = {}  # of streamed answers that may call tools, by their index
 
     def opening(self, tally: Tally) -> Iterable[body.ChatChunk]:
@@ -95,7 +104,7 @@ class ChatForm:
         )
 
     def _parser(self, tally: Tally) -> ToolParser:
-        return ToolParser(ToolForm(tally.tools), most=self._most_calls)
+        return ToolParser(ToolForm(tally.tools), most=self._most_calls, only=self._only_calls)
 
     def _collected(self, tally: Tally, pieces: Sequence[Piece]) -> tuple[str, list[body.ToolCall]]:
         said, calls = "", list[body.ToolCall]()
