@@ -47,16 +47,32 @@ def test_ctrl_c_unloads_what_was_loading_but_leaves_a_new_split_going_on(antc: A
     eventually(lambda: antc.json("ps")[0]["state"] == "ready", "it went on")
 
 
-def test_an_up_beside_foragers_that_were_left_over_says_so_at_once(antc: Antc) -> None:
-    antc.run("up", *FREE_PORTS)
+def test_a_killed_queen_is_started_again_where_her_foragers_look_for_her(antc: Antc, models: Models) -> None:
+    antc.run("up", "--foragers", "2", *FREE_PORTS)
     queen = state.read(antc.home).queen()
     assert queen is not None
-    psutil.Process(queen.pid).kill()
-    logs = antc.home.logs / "queen.log"
-    before = logs.stat().st_mtime
-    told = antc.run("up", *FREE_PORTS, code=1).stderr
-    assert told.startswith("antc: colony-exists: forager forager-1 runs in ") and "`antc down`" in told
-    assert logs.stat().st_mtime == before, "no queen was started for that"
+    os.kill(queen.pid, signal.SIGKILL)
+    eventually(lambda: not queen.running(), "the queen has ended")
+    log = antc.home.logs / "queen.log"
+    before = log.stat().st_mtime
+    for words, reason in (
+        (("up", *FREE_PORTS), "colony-exists: forager forager-"),
+        (("ask", "Hello?"), "colony-down"),
+        (("ps",), "bus-unreachable"),
+    ):
+        told = antc.run(*words, code=1).stderr
+        assert told.startswith(f"antc: {reason}") and state.REVIVE in told.replace("\n", " "), told
+    assert log.stat().st_mtime == before, "no queen was started for that"
+    antc.start("queen")
+    fresh = eventually(lambda: ready_queen(antc), "a queen is ready")
+    assert (fresh.api, fresh.bus) == (queen.api, queen.bus) and fresh.pid != queen.pid
+    eventually(lambda: len(antc.json("nodes")) == 2, "the foragers are back")
+    assert " is ready" in antc.run("load", models.path("tiny-llama"), "--split", "2").stdout
+
+
+def ready_queen(antc: Antc) -> state.Process | None:
+    queen = state.read(antc.home).queen()
+    return queen if queen and queen.bus else None
 
 
 def test_a_key_stays_until_it_is_dropped_and_that_is_told(antc: Antc) -> None:

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from antfarm.client import state
+from antfarm.client.control import no_queen
 from antfarm.client.state import ColonyState, Process
 from antfarm.config import Home
 from antfarm.errors import Reason, StateError
@@ -68,6 +69,43 @@ def test_the_dead_and_another_process_of_the_same_id_count_for_nothing(home: Hom
     assert state.read(home).processes == ()
     with state.claim(home, "queen"):
         assert len(state.read(home).processes) == 1
+
+
+def ports_of_last(home: Home) -> tuple[str, str]:
+    last = state.last_queen(home)
+    assert last is not None
+    return last.api, last.bus
+
+
+def test_the_last_queen_is_remembered_until_the_next_is_ready(home: Home) -> None:
+    write(
+        home, Process("queen", "", 2**22 - 1, 1.0, api="http://here:1", bus="nats://here"), other("forager")
+    )
+    assert state.bereft(home)
+    with state.claim(home, "forager", "b"):
+        assert state.bereft(home)
+    with state.claim(home, "queen"):  # one that does not come to be ready
+        assert not state.bereft(home) and ports_of_last(home) == ("http://here:1", "nats://here")
+    assert state.bereft(home) and ports_of_last(home) == ("http://here:1", "nats://here")
+    with state.claim(home, "queen") as announce:
+        announce(Process("queen", "", api="http://here:2", bus="nats://there"))
+        assert [p.role for p in state.read(home).processes] == ["forager", "queen"]
+    assert ports_of_last(home) == ("http://here:2", "nats://there")
+    assert state.read(home).queen() is None
+    assert not state.bereft(home), "the forager that is left is another queen's"
+
+
+def test_beside_a_queen_that_has_ended_the_hint_is_what_repairs_it(home: Home) -> None:
+    write(home, Process("queen", "", 2**22 - 1, 1.0, bus="nats://here"), other("forager", "a"))
+    for role in ("up", "forager"):
+        with pytest.raises(StateError) as refused:
+            state.check_free(home, role, "a")
+        assert refused.value.hint == state.REVIVE
+    assert no_queen(home).hint == state.REVIVE
+    write(home, other("forager", "a"))
+    assert "this host" not in no_queen(home).hint and "run this there" in no_queen(home).hint
+    write(home, msgspec.structs.replace(other("forager", "a"), bus="nats://127.0.0.1:1"))
+    assert "--home" in no_queen(home).hint and "`antc queen`" in no_queen(home).hint
 
 
 def test_a_damaged_state_says_so(home: Home) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -44,7 +45,8 @@ def queen(
 ) -> None:
     """Run a colony's coordinator.
 
-    The bus, the registry, the OpenAI API. Ctrl-C ends it.
+    The bus, the registry, the OpenAI API. Ctrl-C ends it. Ports that are not given are those of the
+    home's last queen, if there was one: its foragers go on dialling them.
     """
     from antfarm.cli.joining import settle_key
     from antfarm.cli.serve import run_daemon
@@ -56,9 +58,18 @@ def queen(
     home = home_of(context)
     state.check_free(home, "queen")
     settle_key(home, api_key, drop=no_api_key)
+    if last := state.last_queen(home):
+        api_port = _port(context, "api_port", api_port, last.api)
+        bus_port = _port(context, "bus_port", bus_port, last.bus)
     options = QueenOptions(listen, api_port, bus_port, bus, file_path(bus_token))
     with Starter(ready_fd) as starter, usable(home):
         run_daemon(home, "queen", "", starter, lambda daemon: serve_queen(daemon, options), lifeline_fd)
+
+
+def _port(context: typer.Context, option: str, given: int, last: str) -> int:
+    """As given, else that of the last queen's URL, else the default."""
+    source = context.get_parameter_source(option)
+    return given if source is None or source.name != "DEFAULT" else urlsplit(last).port or given
 
 
 @app.command()

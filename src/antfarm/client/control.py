@@ -13,7 +13,7 @@ from antfarm.bus import Bus, OpsLog, Registry
 from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_STATS, QUEEN_UNLOAD
 from antfarm.client import state
 from antfarm.config import LOAD_S, Home
-from antfarm.errors import Reason, StateError
+from antfarm.errors import BusError, Reason, StateError
 from antfarm.messages import (
     ColonyStats,
     Failure,
@@ -46,7 +46,12 @@ class Control:
         member = state.read(home).on_bus()
         if member is None:
             raise no_colony(home)
-        return cls(await Bus.connect(member.bus, bus_token(home, member.bus_token), "operator"))
+        try:
+            return cls(await Bus.connect(member.bus, bus_token(home, member.bus_token), "operator"))
+        except BusError as error:
+            if error.reason is Reason.BUS_UNREACHABLE and state.bereft(home):
+                error.hint = state.REVIVE
+            raise
 
     async def close(self) -> None:
         await self._bus.close()
@@ -135,14 +140,23 @@ def no_colony(home: Home) -> StateError:
 
 
 def no_queen(home: Home) -> StateError:
-    """Why this home has no API and no join line: nothing runs here, or only foragers of a queen elsewhere."""
+    """Why this home has no API and no join line: nothing runs here, or only foragers, of a queen
+    that has ended or is elsewhere."""
     member = state.read(home).on_bus()
     if member is None:
         return no_colony(home)
+    if state.bereft(home):
+        return StateError(
+            Reason.COLONY_DOWN, f"the queen of {home.path} has ended; its foragers run", hint=state.REVIVE
+        )
+    host = urlsplit(member.bus).hostname or ""
+    here = host in ("localhost", "::1") or host.startswith("127.")
     return StateError(
         Reason.COLONY_DOWN,
-        f"{home.path} is a forager's home; its queen, with the API, is at {urlsplit(member.bus).hostname}",
-        hint="run this there, or give an OpenAI client that host's API",
+        f"{home.path} is a forager's home; its queen, with the API, is at {host}",
+        hint="that is this host: name the queen's home with --home; if she has ended, run `antc queen` there"
+        if here
+        else "run this there, or give an OpenAI client that host's API",
     )
 
 

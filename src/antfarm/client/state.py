@@ -2,7 +2,8 @@
 
 A process is known by its id and its start time together, so that another process that was later
 given the same id is never taken for ours. Entries of processes that have ended count for nothing;
-a killed process leaves no repair work.
+a killed process leaves no repair work. Only the last queen's entry is kept after her end, until the
+next is ready: foragers, here and elsewhere, go on dialling her ports.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from antfarm.config import Home
 from antfarm.errors import Reason, StateError
 
 CLOCK_STEP_S = 10.0  # how far a start time may seem to move when the system's clock is set
+REVIVE = "`antc queen` starts it again; `antc down` ends what is left"
 RIVALS = {"up": ("up", "queen", "forager"), "queen": ("queen",), "forager": ("forager",)}
 
 
@@ -58,17 +60,31 @@ class ColonyState(msgspec.Struct, frozen=True):
 
 def read(home: Home) -> ColonyState:
     """The living processes of this home. Raises `StateError` when the file is damaged."""
+    return ColonyState(tuple(p for p in _stored(home) if p.running()))
+
+
+def last_queen(home: Home) -> Process | None:
+    """The queen that was last ready in this home, whether she lives or not. Raises as `read`."""
+    return next((p for p in _stored(home) if p.role == "queen" and p.bus), None)
+
+
+def bereft(home: Home) -> bool:
+    """Whether this home's own queen has ended, and foragers of hers go on. Raises as `read`."""
+    last, living = last_queen(home), read(home)
+    return last is not None and living.queen() is None and any(p.bus == last.bus for p in living.processes)
+
+
+def _stored(home: Home) -> tuple[Process, ...]:
     try:
-        state = msgspec.json.decode(home.state_file.read_bytes(), type=ColonyState)
+        return msgspec.json.decode(home.state_file.read_bytes(), type=ColonyState).processes
     except FileNotFoundError:
-        return ColonyState()
+        return ()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateError(
             Reason.BAD_SETTING,
             f"{home.state_file} can't be read: {error}",
             hint="end the antfarm processes of this home and remove the file",
         ) from error
-    return ColonyState(tuple(p for p in state.processes if p.running()))
 
 
 @contextmanager
@@ -80,13 +96,16 @@ def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process],
     """
     mine = Process(role, name, os.getpid(), psutil.Process().create_time())
 
-    def others() -> Iterable[Process]:
-        return (p for p in read(home).processes if (p.role, p.pid) != (role, mine.pid))
+    def others() -> list[Process]:
+        """The rest that lives, and the last queen, if she has ended or is the one that ends now."""
+        rest = [p for p in read(home).processes if (p.role, p.pid) != (role, mine.pid)]
+        last = last_queen(home)
+        return rest if last is None or last in rest else [*rest, msgspec.structs.replace(last, pid=-1)]
 
     def announce(entry: Process) -> Process:
         entry = msgspec.structs.replace(entry, pid=mine.pid, started=mine.started)
         with _locked(home):
-            _write(home, (*others(), entry))
+            _write(home, (*(p for p in others() if not p.role == role == "queen"), entry))
         return entry
 
     with _locked(home):
@@ -116,7 +135,9 @@ def _taken(home: Home, other: Process) -> StateError:
     return StateError(
         Reason.COLONY_EXISTS,
         f"{who} runs in {home.path} already, as process {other.pid}",
-        hint="use it, end it with `antc down`, or choose another --home (a forager: another --name)",
+        hint=REVIVE
+        if bereft(home)
+        else "use it, end it with `antc down`, or choose another --home (a forager: another --name)",
     )
 
 
