@@ -117,6 +117,21 @@ def test_events_of_a_task_in_their_order(models: Models) -> None:
     assert (timings.wire_bytes, timings.waited) == (200, 1.0)  # two steps of decode
 
 
+def test_what_was_said_before_a_step_fails_is_told(models: Models) -> None:
+    driven = Driven(models, count_up, slots=2)
+    driven.lead.handle(msgspec.structs.replace(task("late"), deadline=1e-9))
+    driven.lead.handle(task("a"))
+
+    def broken(batch: Batch, tokens: NDArray[np.int32]) -> None:
+        raise AntfarmError(Reason.INTERNAL, "a peer is gone")
+
+    driven.pipeline.submit = broken  # type: ignore[method-assign]
+    with pytest.raises(AntfarmError, match="a peer is gone"):
+        driven.lead.step()
+    end = driven.of("late")[-1]
+    assert isinstance(end, TaskFinished) and end.failure and end.failure.reason == "timeout"
+
+
 def test_rows_that_mean_nothing_end_their_task_alone(models: Models) -> None:
     driven = Driven(models, lambda last: float("nan") if last == 50 else last + 1, slots=2)
     driven.tell(task("bad", (48,)), task("good", (60,), max_tokens=5))

@@ -53,7 +53,7 @@ class Lead:
         options: RunOptions,
         stages: int,
         prepare: Callable[[TaskAssign], None],
-        emit: Callable[..., None],
+        emit: Callable[[*tuple[TaskEvent, ...]], None],
     ) -> None:
         """`options` with context and slots decided. `prepare` takes a task, and a `Prepared` command
         comes of it later. `emit(*events)` takes what a step or a command gave, all at once: whoever
@@ -114,13 +114,15 @@ class Lead:
 
     def step(self) -> None:
         """Send the next step off, or take the oldest one's result in."""
-        self._expire(time.perf_counter())
-        step = self._scheduler.schedule()
-        if step:
-            self._submit(step)
-        elif step := self._scheduler.oldest:
-            self._collect(step)
-        self._tell()
+        try:
+            self._expire(time.perf_counter())
+            step = self._scheduler.schedule()
+            if step:
+                self._submit(step)
+            elif step := self._scheduler.oldest:
+                self._collect(step)
+        finally:  # what was said before a step failed is true
+            self._tell()
 
     def stats(self) -> LeadStats:
         """May be called from another thread."""
