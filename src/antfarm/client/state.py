@@ -105,7 +105,7 @@ def claim(home: Home, role: str, name: str = "") -> Iterator[Callable[[Process],
     def announce(entry: Process) -> Process:
         entry = msgspec.structs.replace(entry, pid=mine.pid, started=mine.started)
         with _locked(home):
-            _write(home, (*(p for p in others() if not p.role == role == "queen"), entry))
+            _write(home, (*(p for p in others() if role != "queen" or p.role != "queen"), entry))
         return entry
 
     with _locked(home):
