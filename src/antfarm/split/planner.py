@@ -7,7 +7,7 @@ How much each shard gets:
   make up for fewer heads. The lead's head comes after the last layer, when the other ranks idle anyway:
   a smaller share of the layers would not help it, so equal shares stay the fastest for equal hosts.
 * Stages of a pipeline work at once on different steps, so the slowest sets the pace. They are cut at any half
-  layer, which evens them out twice as well as whole layers. A half is counted by the bytes that a token
+  layer, which evens them out better than whole layers do. A half is counted by the bytes that a token
   makes it read, and the lead's head counts like one; the embedding, of which a token reads one row, does not.
 * What does not fit a host's memory moves to the others.
 """
