@@ -243,6 +243,27 @@ def test_a_forager_lost_while_describing_is_replaced(script: Script) -> None:
     assert out[1] == Describe("m-1", 1, "b", "file")
 
 
+def test_only_the_forager_that_was_asked_last_can_fail_a_description(script: Script) -> None:
+    script.joins("a", "b")
+    script.on(LoadAsked("m", LoadModel("file")))
+    script.on(DescribeFailed("m-1", 1, "a", Failure(Reason.MODEL_UNKNOWN, "no such model")))
+    assert kinds(script.on(ForagerLeft("a"))) == ["forager-lost"]
+    assert script.on(DescribeFailed("m-1", 1, "a", Failure(Reason.TIMEOUT, "no answer"))) == []
+    script.becomes_ready(script.on(Described("m-1", 1, "b", script.facts)))
+    assert script.status().state == "ready"
+
+
+def test_an_answer_of_a_forager_that_was_lost_harms_no_ready_model(script: Script) -> None:
+    script.joins("a", "b", "c")
+    script.on(LoadAsked("m", LoadModel("file", split=1)))
+    script.on(ForagerLeft("a"))
+    script.becomes_ready(script.fetched(script.on(Described("m-1", 1, "b", script.facts))))
+    assert script.on(DescribeFailed("m-1", 1, "a", Failure(Reason.TIMEOUT, "no answer"))) == []
+    other = msgspec.structs.replace(script.facts, fingerprint="other")
+    assert script.on(Described("m-1", 1, "a", other)) == []
+    assert script.status().state == "ready"
+
+
 # ---- losing what runs
 
 

@@ -89,7 +89,7 @@ class Replicas:
         for replica in list(self._running.values()):
             if forager in replica.foragers():
                 out += self._fail(replica, failure, now, shard=replica.foragers().index(forager))
-            elif replica.phase is Phase.DESCRIBING and forager in replica.tried:
+            else:
                 out += self._describe_failed(DescribeFailed(*replica.key, forager, failure), now)
         return out
 
@@ -127,6 +127,8 @@ class Replicas:
             return []
         if replica.phase is Phase.DESCRIBING:
             return self._place(self._undescribed(replica), event, now)
+        if not _awaits(replica, event.forager):
+            return []
         assert replica.facts
         if event.facts.fingerprint != replica.facts.fingerprint:
             return self._fail(replica, refusals.mismatch(replica, event.forager, event.facts), now)
@@ -136,11 +138,11 @@ class Replicas:
 
     def _describe_failed(self, event: DescribeFailed, now: float) -> list[Instruction]:
         replica = self._running.get((event.replica, event.epoch))
-        if replica is None:
+        if replica is None or not _awaits(replica, event.forager):
             return []
         if replica.phase is not Phase.DESCRIBING:
             return self._fail(replica, event.failure, now)
-        if set(self._foragers) - replica.tried and event.failure.reason in _NOT_HERE:
+        if set(self._foragers).difference(replica.tried) and event.failure.reason in _NOT_HERE:
             return [self._describe(replica)]
         return self._fail_all(self._undescribed(replica), event.failure, now)
 
@@ -206,8 +208,8 @@ class Replicas:
 
     def _describe(self, replica: Replica) -> Describe:
         """Ask a forager that was not asked yet; the first by name."""
-        forager = min(set(self._foragers) - replica.tried)
-        replica.tried.add(forager)
+        forager = min(set(self._foragers).difference(replica.tried))
+        replica.tried.append(forager)
         return Describe(*replica.key, forager, replica.ask.model)
 
     def _undescribed(self, first: Replica) -> list[Replica]:
@@ -299,3 +301,13 @@ class Replicas:
 
     def _fail_all(self, replicas: Sequence[Replica], failure: Failure, now: float) -> list[Instruction]:
         return [one for replica in replicas for one in self._fail(replica, failure, now)]
+
+
+def _awaits(replica: Replica, forager: str) -> bool:
+    """Whether what it says of the model is still waited for: the answer of a forager that was lost may come
+    long after another took its place."""
+    if replica.phase is Phase.DESCRIBING:
+        return replica.tried[-1:] == [forager]
+    return replica.phase is Phase.FETCHING and any(
+        shard.forager == forager and not shard.described for shard in replica.shards
+    )

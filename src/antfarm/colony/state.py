@@ -104,7 +104,7 @@ class Replica:
     facts: ModelFacts | None = None
     placement: Placement | None = None
     shards: tuple[Shard, ...] = ()
-    tried: set[str] = field(default_factory=set)  # foragers asked to describe it
+    tried: list[str] = field(default_factory=list)  # foragers asked to describe it, one after the other
     proved: bool = False
     ready: float | None = None  # when it became so
     failure: Failure | None = None
