@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from support.scripted import said
@@ -148,6 +148,27 @@ def test_an_interrupted_call_is_cancelled() -> None:
     with pytest.raises(KeyboardInterrupt):
         blocking.run(forever())
     assert cancelled.wait(DEADLINE_S)
+    blocking.close()
+
+
+def test_an_interrupted_stream_is_closed_before_the_caller_goes_on() -> None:
+    blocking = Blocking()
+    main = threading.get_ident()
+    closed = threading.Event()
+
+    async def pieces() -> AsyncGenerator[str, None]:
+        try:
+            yield "Blue "
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)  # as a connection that takes a moment to close
+            closed.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        for _ in blocking.iterate(pieces()):
+            pass
+    assert closed.is_set()
     blocking.close()
 
 

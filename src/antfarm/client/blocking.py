@@ -7,6 +7,8 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, TypeVar
 
+from antfarm.config import STOP_S
+
 T = TypeVar("T")
 
 
@@ -19,13 +21,23 @@ class Blocking:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of `work`. Ctrl-C cancels it, and is raised when it has ended."""
+        begun: list[asyncio.Task[T]] = []
+        ended = threading.Event()
+
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            task.add_done_callback(lambda _: ended.set())
+            begun.append(task)
+
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(begin)
+            ended.wait()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
+            ended.wait(STOP_S)
             raise
+        return begun[0].result()
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """The items, one by one. Closing the iterator closes theirs."""
