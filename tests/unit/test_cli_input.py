@@ -199,6 +199,11 @@ def antc(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_the_home_may_be_named_after_the_command(tmp_path: Path) -> None:
+    for words in (["ps", "--home", str(tmp_path / "b")], ["unload", f"--home={tmp_path / 'b'}", "m"]):
+        assert f"no colony runs in {tmp_path / 'b'}\n" in antc(tmp_path / "a", *words).stderr
+
+
 def test_an_unforeseen_error_is_one_line_and_its_traceback_a_file(tmp_path: Path) -> None:
     program = "from antfarm.client import state; from antfarm.cli import main; state.read = None; main()"
     words = ("--home", str(tmp_path), "ps")

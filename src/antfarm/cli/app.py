@@ -34,7 +34,8 @@ app = typer.Typer(
 
 
 class Command(TyperCommand):
-    """Usage as manuals write it: what is not in brackets is needed, without more marks."""
+    """Usage as manuals write it: what is not in brackets is needed, without more marks. `--home` is taken
+    after the command, too."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
@@ -43,7 +44,12 @@ class Command(TyperCommand):
         params: list[Any] = super().get_params(ctx)
         for argument in (param for param in params if param.param_type_name == "argument"):
             argument.display_type_rich = _no_type
-        return params
+        return params + [param for param in ctx.find_root().command.params if param.name == "home"]
+
+    def invoke(self, ctx: Any) -> Any:
+        if given := ctx.params.pop("home"):
+            ctx.obj.home = Home.find(given)
+        return super().invoke(ctx)
 
 
 def _no_type(**_: object) -> None:
