@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -73,6 +74,20 @@ def test_an_answer_of_a_conversation_which_goes_on(talkative: Antc) -> None:
     )
     assert (shown.count(b"(stopped)"), code) == (2, 0)
     assert b"Traceback" not in shown
+    assert_slot_is_free(talkative)
+
+
+def test_a_load_of_which_what_was_measured_is_told(talkative: Antc, tmp_path: Path) -> None:
+    out = tmp_path / "load"
+    lengths = ("--prompt-tokens", "8", "--answer-tokens", "30000")
+    bench = talkative.start("bench", "serve", "--streams", "2", *lengths, "--out", out)
+    eventually(lambda: talkative.json("top")["models"][0]["queued"] == 1, "both ask, and one is answered")
+    told = talkative.finish(bench, signal.SIGINT, INTERRUPTED)
+    assert "2 streams, interrupted" in told and "Traceback" not in told
+    result = json.loads(out.with_suffix(".json").read_text())
+    traffic = result["traffic"]
+    assert result["interrupted"] and (traffic["requests"], traffic["cut"]) == (2, 2)
+    assert 0 < traffic["answer_tokens"] < 30000 and traffic["errors"] == {}
     assert_slot_is_free(talkative)
 
 

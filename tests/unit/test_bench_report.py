@@ -52,6 +52,7 @@ def test_a_load_as_a_page_and_as_json() -> None:
         seed=3,
         ignores_eos=True,
         counted=False,
+        interrupted=False,
         traffic=traffic(failed=True),
     )
     page = serve_page(result)

@@ -43,8 +43,9 @@ def serve_page(result: ServeResult) -> str:
     leaving = f"; {result.cancel:.0%} of them left early by the client" if result.cancel else ""
     counted = "the server's own counts" if result.counted else "one for each piece of text"
     ends = "to their full length" if result.ignores_eos else "until the model ends them"
+    interrupted = ", interrupted" if result.interrupted else ""
     return _page(
-        f"{result.model} at {result.url}, {result.streams} streams",
+        f"{result.model} at {result.url}, {result.streams} streams{interrupted}",
         *_traffic(result.traffic),
         f"{kind.capitalize()}, prompts of {result.prompt} tokens, answers of {result.answer} {ends}, seed "
         f"{result.seed}{leaving}. Tokens: {counted}. Rates are over {result.traffic.seconds:.1f} s, from the "

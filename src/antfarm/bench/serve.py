@@ -56,17 +56,25 @@ class ServeResult(msgspec.Struct, frozen=True):
     seed: int
     ignores_eos: bool  # answers run to their full length
     counted: bool  # tokens by the server's word; else one for each piece of text
+    interrupted: bool  # before the requests were through, or the time was up
     traffic: Traffic
 
 
 async def run(bench: ServeBench, tick: Tick) -> ServeResult:
-    """Measure. Raises when the endpoint can't be used at all; single failures are counted."""
+    """Measure. Raises when the endpoint can't be used at all; single failures are counted.
+
+    Cancelled while the load runs, as Ctrl-C does, it ends that and gives what was measured until then.
+    """
+    interrupted = False
     async with connected(bench.url, bench.key, bench.streams) as http:
         model = bench.model or await only_model(http)
         dialect = await settle(http, model, chat=bench.mix.turns > 0)
         traces: list[Trace] = []
-        async with ticking(lambda: tick(progress(traces))):
-            await drive(http, dialect, bench, traces)
+        try:
+            async with ticking(lambda: tick(progress(traces))):
+                await drive(http, dialect, bench, traces)
+        except asyncio.CancelledError:
+            interrupted = True
     return ServeResult(
         version=antfarm.__version__,
         machine=machine(),
@@ -80,6 +88,7 @@ async def run(bench: ServeBench, tick: Tick) -> ServeResult:
         seed=bench.mix.seed,
         ignores_eos="ignore_eos" in dialect.extras,
         counted=dialect.counts,
+        interrupted=interrupted,
         traffic=summary(traces, bench.mix.turns),
     )
 

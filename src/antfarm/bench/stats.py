@@ -31,7 +31,7 @@ class Traffic(msgspec.Struct, frozen=True):
     requests: int
     answered: int
     cancelled: int  # left by the client, as planned
-    cut: int  # unfinished when the time was up
+    cut: int  # unfinished when the time was up, or the benchmark was interrupted
     errors: dict[str, int]  # by code
     messages: dict[str, str]  # one of each
     seconds: float

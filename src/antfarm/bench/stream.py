@@ -34,7 +34,8 @@ _DATA = re.compile(rb"data: ?")
 class Trace:
     """What became of one request. Times are `time.perf_counter`'s.
 
-    cancelled: the client left as planned; cut: the benchmark's time was up; failed: see `error`.
+    cancelled: the client left as planned; cut: the benchmark's time was up, or it was interrupted;
+    failed: see `error`.
     Without the server's counts, which come last, a piece of text counts as one token.
     """
 
@@ -116,8 +117,12 @@ async def ask(
         trace.error = "timeout" if trace.outcome == "failed" else ""
     except httpx.HTTPError as error:
         trace.error, trace.message = type(error).__name__, str(error)
-    trace.ended = time.perf_counter()
-    trace.changed.set()
+    except asyncio.CancelledError:
+        trace.outcome = "cut"
+        raise
+    finally:
+        trace.ended = time.perf_counter()
+        trace.changed.set()
     return trace
 
 

@@ -113,7 +113,8 @@ def serve(
 ) -> None:
     """Many streams at once, against any OpenAI endpoint.
 
-    Prints total tokens/s, time to first token, time between tokens, and errors.
+    Prints total tokens/s, time to first token, time between tokens, and errors. Ctrl-C ends the load; what
+    was measured until then is printed.
     """
     import asyncio
 
@@ -133,6 +134,8 @@ def serve(
     with Ticker() as tick:
         result = asyncio.run(run(asked, tick))
     publish(result, serve_page(result), out, as_json)
+    if result.interrupted:
+        raise typer.Exit(130)
     if not result.traffic.answered and not result.traffic.cut:
         raise typer.Exit(1)
 

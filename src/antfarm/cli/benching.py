@@ -62,7 +62,8 @@ class Ticker:
 
     def __exit__(self, *_: object) -> None:
         if self._terminal:
-            note("\r\x1b[K")
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def publish(result: Any, page: str, out: Path | None, as_json: bool) -> None:
