@@ -47,6 +47,7 @@ class Reason(StrEnum):
     # the request
     INVALID_REQUEST = "invalid-request"
     CONTEXT_OVERFLOW = "context-overflow"
+    PATH_UNKNOWN = "path-unknown"
     UNAUTHORIZED = "unauthorized"
     QUEUE_FULL = "queue-full"
     CANCELLED = "cancelled"

@@ -287,14 +287,17 @@ async def test_a_history_with_calls_reaches_the_lead() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "the body: Field required"),
+        (b"", "the body is empty: a JSON object is needed"),
+        (b"null", "the body: a JSON object is needed, not null"),
+        (b"[]", "the body: a JSON object is needed, not a list"),
+        (b'""', "the body: a JSON object is needed, not a string"),
         (b"{", "Expecting property name"),
         (b'{"messages": ', "Expecting value"),
         (b'{"messages": "\xff"}', "byte 14 is not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
     ],
-    ids=["empty", "cut", "cut value", "invalid UTF-8", "deep", "endless number"],
+    ids=["empty", "null", "list", "string", "cut", "cut value", "invalid UTF-8", "deep", "endless number"],
 )
 async def test_what_is_not_json_is_refused(content: bytes, words: str) -> None:
     queen = ScriptedQueen(said("never"))
@@ -304,6 +307,56 @@ async def test_what_is_not_json_is_refused(content: bytes, words: str) -> None:
     assert (error["code"], error["type"]) == ("invalid-request", "invalid_request_error")
     assert error["message"].startswith("the body")
     assert words in error["message"]
+
+
+HALF = "not valid Unicode text: half of a surrogate pair is in it"
+TEXT_PARTS = 'a string, or a list of text parts: {"type": "text", "text": "..."}'
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({**TINY, "response_format": schema_of({"schema": True})}, "a JSON object is needed, not true"),
+        ({**TINY, "tools": [tool("f", False)]}, "a JSON object is needed, not false"),
+        ({"messages": [5]}, "a JSON object is needed, not a number"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, HALF),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, HALF),
+        ({**TINY, "stop": "\ud800"}, HALF),
+        ({**TINY, "tools": [tool("f", {"description": "\ud800"})]}, HALF),
+        ({**TINY, "response_format": schema_of({"schema": {"const": "\ud800"}})}, HALF),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}]},
+            f"parts of type 'image_url' are not supported; it is {TEXT_PARTS}",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT_PARTS),
+    ],
+)
+async def test_what_is_refused_is_told_in_plain_words(body: Any, words: str) -> None:
+    reply = await post(ScriptedQueen(said("never")), "/v1/chat/completions", body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["message"] == f"{error['param']}: {words}"
+
+
+async def test_no_depth_of_a_schema_is_the_servers_failure() -> None:
+    """Where JSON that can just be read is too deep to be written again."""
+
+    async def said_of(depth: int) -> str:
+        schema = b'{"items": ' * depth + b"{}" + b"}" * depth
+        wanted = b', "response_format": {"type": "json_schema", "json_schema": {"schema": ' + schema + b"}}}"
+        body = json.dumps(TINY)[:-1].encode() + wanted
+        return (await post(ScriptedQueen(said("x")), "/v1/chat/completions", body)).text
+
+    read, unread = 100, 2000
+    while unread - read > 1:
+        depth = (read + unread) // 2
+        if "the body is not JSON" in await said_of(depth):
+            unread = depth
+        else:
+            read = depth
+    for depth in range(read - 5, read + 1):
+        assert "nested too deeply" in (text := await said_of(depth)) or "choices" in text
 
 
 async def test_developers_speak_as_the_system() -> None:

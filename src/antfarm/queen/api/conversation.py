@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     TypeAdapter,
@@ -17,16 +15,26 @@ from pydantic import (
     field_validator,
 )
 
+from antfarm.errors import cut
 from antfarm.messages import ChatMessage, Tool, ToolCall
-from antfarm.queen.api.fields import Body, Text, TextPart, Unsupported
+from antfarm.queen.api.fields import (
+    Body,
+    JsonText,
+    Text,
+    TextPart,
+    Unsupported,
+    encodable,
+    json_text,
+    own_words,
+)
 
 MAX_TOOLS = 128
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+CONTENT = 'a string, or a list of text parts: {"type": "text", "text": "..."}'
 
 Name = Annotated[str, Field(pattern=NAME)]
 
 _PARTS = TypeAdapter(list[TextPart])
-_STRING = TypeAdapter(Text, config=ConfigDict(strict=True))
 
 
 def _content(value: object, info: ValidationInfo) -> str:
@@ -34,14 +42,20 @@ def _content(value: object, info: ValidationInfo) -> str:
         if info.data.get("tool_calls"):
             return ""
         raise ValueError("a text is needed; null goes only beside an assistant's tool_calls")
-    try:
-        return _STRING.validate_python(value)
-    except ValidationError:
-        pass
+    if isinstance(value, str):
+        return encodable(value)
     try:
         return "".join(part.text for part in _PARTS.validate_python(value))
     except ValidationError as error:
-        raise ValueError('a string, or a list of text parts: {"type": "text", "text": "..."}') from error
+        raise _no_content(error) from error
+
+
+def _no_content(error: ValidationError) -> ValueError:
+    first = error.errors()[0]
+    if first["type"] == "literal_error":
+        kind = cut(str(first["input"]), 20)
+        return ValueError(f"parts of type {kind!r} are not supported; it is {CONTENT}")
+    return own_words(error, CONTENT)
 
 
 class FunctionCallBody(Body):
@@ -82,20 +96,20 @@ class ChatMessageBody(Body):
         return ChatMessage(self.role, self.content, tuple(calls), self.tool_call_id, self.name)
 
 
+def _parameters(value: object) -> str:
+    text = json_text(value)
+    if isinstance(value, dict) and value.get("type", "object") != "object":
+        raise ValueError('a JSON schema of "type": "object"')
+    return text if value else ""
+
+
 class FunctionBody(Body):
     name: Name
     description: Text = ""
-    parameters: dict[str, Any] | None = Field(
-        None, description="A JSON schema of an object. Left out, the function takes no arguments."
-    )
+    parameters: Annotated[
+        str | None, PlainValidator(_parameters, json_schema_input_type=dict[str, Any] | None)
+    ] = Field(None, description="A JSON schema of an object. Left out, the function takes no arguments.")
     strict: bool = Field(False, description="Calls follow the schema under `tool_choice: auto`, too.")
-
-    @field_validator("parameters")
-    @classmethod
-    def _of_an_object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        if schema and schema.get("type", "object") != "object":
-            raise ValueError('a JSON schema of "type": "object"')
-        return schema
 
 
 class ToolBody(Body):
@@ -104,7 +118,7 @@ class ToolBody(Body):
 
     def tool(self) -> Tool:
         of = self.function
-        return Tool(of.name, of.description, json.dumps(of.parameters) if of.parameters else "", of.strict)
+        return Tool(of.name, of.description, of.parameters or "", of.strict)
 
 
 class ChosenFunction(Body):
@@ -154,7 +168,7 @@ def distinct(tools: list[ToolBody]) -> list[ToolBody]:
 class JsonSchemaBody(Body):
     name: Name = "answer"
     description: Text = ""
-    schema_: dict[str, Any] = Field(alias="schema", description="A JSON schema, as llguidance reads it.")
+    schema_: JsonText = Field(alias="schema", description="A JSON schema, as llguidance reads it.")
 
 
 class ResponseFormatBody(Body):
@@ -172,4 +186,4 @@ class ResponseFormatBody(Body):
         """The schema that an answer must follow, as JSON text."""
         if self.type == "json_object":
             return '{"type": "object"}'
-        return json.dumps(self.json_schema.schema_) if self.json_schema else None
+        return self.json_schema.schema_ if self.json_schema else None

@@ -11,7 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from antfarm.errors import AntfarmError, BusError, Reason, RequestError
+from antfarm.errors import AntfarmError, BusError, Reason, RequestError, cut
+from antfarm.queen.api.fields import no_object
 from antfarm.queen.api.response import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ STATUS: dict[Reason, int] = {
     Reason.CONTEXT_OVERFLOW: 400,
     Reason.BAD_CHAT_TEMPLATE: 400,
     Reason.UNAUTHORIZED: 401,
+    Reason.PATH_UNKNOWN: 404,
     Reason.MODEL_UNKNOWN: 404,
     Reason.MODEL_RETIRED: 404,
     Reason.QUEUE_FULL: 429,
@@ -56,6 +58,8 @@ TYPES: dict[int, str] = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+_NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")  # pydantic's names for it
 
 INTERNAL = AntfarmError(Reason.INTERNAL, "the server failed", hint="`antc ops` and the queen's log say more")
 
@@ -96,10 +100,11 @@ def wrong_field(error: RequestValidationError) -> RequestError:
             Reason.INVALID_REQUEST, "the body is not JSON", hint="send it with Content-Type: application/json"
         )
     param = _path(first["loc"])
-    message = str(first["ctx"]["error"]) if first["type"] == "value_error" else str(first["msg"])
-    if not param:
-        return RequestError(Reason.INVALID_REQUEST, f"the body: {message}")
-    return RequestError(Reason.INVALID_REQUEST, f"{param}: {message}", param=param)
+    if param:
+        return RequestError(Reason.INVALID_REQUEST, f"{param}: {_complaint(first)}", param=param)
+    if first["type"] == "missing":
+        return RequestError(Reason.INVALID_REQUEST, "the body is empty: a JSON object is needed")
+    return RequestError(Reason.INVALID_REQUEST, f"the body: {_complaint(first)}")
 
 
 def install(app: FastAPI) -> None:
@@ -114,9 +119,11 @@ def install(app: FastAPI) -> None:
         return error_response(wrong_field(error))
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error.__cause__, ValueError | RecursionError):
             return error_response(_unreadable(error.__cause__))
+        if error.status_code == 404:
+            return error_response(_no_path(request))
         detail = ErrorDetail(
             message=str(error.detail), type=_type(error.status_code), code=Reason.INVALID_REQUEST
         )
@@ -129,6 +136,14 @@ def install(app: FastAPI) -> None:
         return error_response(INTERNAL)
 
 
+def _no_path(request: Request) -> RequestError:
+    return RequestError(
+        Reason.PATH_UNKNOWN,
+        f"there is no {cut(f'{request.method} {request.url.path}')}",
+        hint="/docs lists what there is",
+    )
+
+
 def _unreadable(error: ValueError | RecursionError) -> RequestError:
     """Why FastAPI could not read a body, of which it says no more than that."""
     why = "a number in it has too many digits"
@@ -137,6 +152,14 @@ def _unreadable(error: ValueError | RecursionError) -> RequestError:
     elif isinstance(error, RecursionError):
         why = "it is nested too deeply"
     return RequestError(Reason.INVALID_REQUEST, f"the body is not JSON: {why}")
+
+
+def _complaint(error: dict[str, Any]) -> str:
+    if error["type"] == "value_error":  # of our own checks
+        return str(error["ctx"]["error"])
+    if error["type"] in _NO_OBJECT:
+        return no_object(error["input"])
+    return str(error["msg"])
 
 
 def _type(status: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any, Literal
 
@@ -64,16 +65,38 @@ def _or_null(field: dict[str, Any]) -> dict[str, Any]:
     return {**told, "anyOf": [*choices, {"type": "null"}]}
 
 
-def _encodable(value: str) -> str:
-    """JSON can spell half a surrogate pair, which no UTF-8 text holds."""
+def encodable(value: str) -> str:
+    """The text itself. Raises ValueError: JSON can spell half a surrogate pair, which no UTF-8 text holds."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("not valid Unicode text") from error
+        raise ValueError("not valid Unicode text: half of a surrogate pair is in it") from error
     return value
 
 
-Text = Annotated[str, AfterValidator(_encodable)]
+def no_object(value: object) -> str:
+    """What is said of a value that should be a JSON object."""
+    kind = {list: "a list", str: "a string", int: "a number", float: "a number"}.get(type(value))
+    return f"a JSON object is needed, not {kind or json.dumps(value)}"
+
+
+def json_text(value: object) -> str:
+    """A JSON object as text. Raises ValueError for what is none, or can't be written."""
+    if not isinstance(value, dict):
+        raise ValueError(no_object(value))
+    try:
+        return encodable(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def own_words(error: ValidationError, otherwise: str) -> ValueError:
+    """What one of our own checks says of a part of a value, if one does."""
+    own = (str(one["ctx"]["error"]) for one in error.errors() if one["type"] == "value_error")
+    return ValueError(next(own, otherwise))
+
+
+Text = Annotated[str, AfterValidator(encodable)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 _STRINGS = TypeAdapter(list[Text], config=ConfigDict(strict=True))
@@ -91,7 +114,7 @@ def _stops(value: object) -> tuple[str, ...]:
     try:
         stops = _STRINGS.validate_python([value] if isinstance(value, str) else value)
     except ValidationError as error:
-        raise ValueError("a string or a list of strings") from error
+        raise own_words(error, "a string or a list of strings") from error
     if len(stops) > MAX_STOPS:
         raise ValueError(f"at most {MAX_STOPS} stop strings, not {len(stops)}")
     if not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
@@ -130,7 +153,7 @@ def _prompt(value: object) -> Prompt:
     try:
         prompt = _TEXT_OR_TOKENS.validate_python(value)
     except ValidationError as error:
-        raise ValueError("each is a string or a list of token ids") from error
+        raise own_words(error, "each is a string or a list of token ids") from error
     if not prompt:
         raise ValueError("none can be empty")
     return prompt if isinstance(prompt, str) else tuple(prompt)
@@ -151,6 +174,7 @@ Seconds = Annotated[
     ),
 ]
 Stops = Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=_AnyStops)]
+JsonText = Annotated[str, PlainValidator(json_text, json_schema_input_type=dict[str, Any])]
 Biases = Annotated[dict[int, float], PlainValidator(_biases, json_schema_input_type=dict[str, float])]
 
 
