@@ -39,7 +39,7 @@ def stalled(models: Models) -> Iterator[FileServer]:
 
 
 def assert_slot_is_free(antc: Antc) -> None:
-    eventually(lambda: antc.json("top")["models"][0]["running"] == 0, "the answer has ended", within=10)
+    eventually(lambda: antc.json("top")["models"][0]["running"] == 0, "the answer has ended")
     assert antc.json("ask", "Hello?", "--max-tokens", "4")["usage"]["completion_tokens"] > 0
 
 

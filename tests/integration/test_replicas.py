@@ -214,4 +214,4 @@ async def test_of_three_shards_the_killed_one_is_named(world: World, tiny: Path)
             world.queen.tasks._route(LONG)
         return f"shard 2 on {victim}" in caught.value.message
 
-    await world.until(named, within=10)
+    await world.until(named)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,7 +17,7 @@ import psutil
 
 from antfarm.config import Home
 
-COMMAND_S = 60.0
+COMMAND_S = 100.0
 FREE_PORTS = ("--api-port", "0", "--bus-port", "0")
 
 
@@ -71,7 +72,8 @@ class Antc:
             process.communicate()
         left = self.processes()
         for leftover in left:
-            leftover.kill()
+            with suppress(psutil.NoSuchProcess):
+                leftover.kill()
         return left
 
     def processes(self) -> list[psutil.Process]:
@@ -83,14 +85,22 @@ class Antc:
                     found |= {p.pid: p for p in (process, *process.children(recursive=True))}
             except psutil.Error:
                 continue
-        return [p for p in found.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [p for p in found.values() if alive(p)]
 
     def logs(self) -> str:
         """All that was logged, for a failed test."""
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.home.logs.glob("*")))
 
 
-def eventually(true: Callable[[], Any], what: str, within: float = 20.0) -> Any:
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs: not one that has ended and that its parent has not waited for yet."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it ended between the two
+        return False
+
+
+def eventually(true: Callable[[], Any], what: str, within: float = 60.0) -> Any:
     """Look until `true` holds; what it then is."""
     deadline = time.monotonic() + within
     while not (value := true()):

@@ -64,7 +64,7 @@ class FileServer:
         if self.stall:
             request.wfile.write(body[: len(body) // 2])
             self.half_sent.set()
-            self.stall.wait(30)
+            self.stall.wait(100)
             body = body[len(body) // 2 :]
         request.wfile.write(body[: self.drops.pop(0)] if self.drops else body)
 

@@ -39,7 +39,7 @@ class ForagerProcess:
         self._process.send_signal(number)
 
     async def wait(self) -> int:
-        return await asyncio.wait_for(self._process.wait(), 20)
+        return await asyncio.wait_for(self._process.wait(), 60)
 
     async def end(self) -> None:
         """Clean up, however the test left it."""

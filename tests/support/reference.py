@@ -87,7 +87,7 @@ class Reference:
 
     def _post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         url, body = self._server.listening_address + path, json.dumps(request).encode()
-        with urllib.request.urlopen(url, body, timeout=10) as answer:
+        with urllib.request.urlopen(url, body, timeout=60) as answer:
             decoded: dict[str, Any] = json.load(answer)
         return decoded
 

@@ -15,7 +15,7 @@ from support.scripted import ScriptedQueen, Step
 from antfarm.messages import ModelStatus
 from antfarm.queen.api import ApiServer, bind, create_app
 
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 
 
 class Api:
@@ -50,5 +50,5 @@ async def served(
     try:
         yield Api(queen, server.url)
     finally:
-        await asyncio.wait_for(server.stop(), 10)
+        await asyncio.wait_for(server.stop(), DEADLINE_S)
         assert queen.running == 0, "a task outlived its client"

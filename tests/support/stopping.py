@@ -6,10 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_STOPPED_S = 5.0
+_STOPPED_S = 20.0
 
 
 @contextmanager
@@ -33,5 +33,8 @@ def stop(pid: int) -> None:
 
 def _states(pid: int) -> list[str]:
     """Of each thread, the letter that Linux has for it; it follows the name, which is in parentheses."""
-    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    stats = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends before it stands still
+            stats.append(path.read_text())
     return [stat.rpartition(")")[2].split()[0] for stat in stats]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-WAIT_S = 60.0
+WAIT_S = 100.0
 
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
@@ -46,4 +46,4 @@ def in_a_terminal(command: list[str], *turns: tuple[bytes, bytes]) -> tuple[byte
                 break
     os.close(ours)
     assert not waiting, f"{waiting[0][0]!r} was not shown: {shown[seen:]!r}"
-    return shown, process.wait(10)
+    return shown, process.wait(30)

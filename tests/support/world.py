@@ -51,7 +51,7 @@ class World:
                 raise status.failure.error()
         return replicas[0]
 
-    async def until(self, true: Callable[[], object], within: float = 30.0) -> object:
+    async def until(self, true: Callable[[], object], within: float = 60.0) -> object:
         """Look until it is so; the queen has no event for every change that a test waits for."""
         async with asyncio.timeout(within):
             while not (found := true()):  # noqa: ASYNC110
@@ -68,6 +68,8 @@ class World:
         return [p.token for e in events if isinstance(e, TaskTokens) for p in e.logprobs]
 
     async def ops(self) -> list[OpsEvent]:
+        """What the queen has noted so far: she writes it down in the background."""
+        await asyncio.wait_for(self.queen._performer._entries.join(), 30)
         bus = await Bus.connect(self.queen.bus_url, self.token, "reader")
         try:
             return await (await OpsLog.open(bus)).recent(100)
@@ -97,7 +99,10 @@ def left_over(home: Path) -> list[str]:
     """Processes that this test started and left behind."""
     found = []
     for process in psutil.Process().children(recursive=True):
-        words = " ".join(process.cmdline())
+        try:
+            words = " ".join(process.cmdline())
+        except psutil.Error:  # it has ended
+            continue
         if "antfarm" in words or "nats-server" in words or str(home) in words:
             found.append(words)
     return found

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 
 import msgspec
+import psutil
 import pytest
 
-from antfarm.client.launch import ForagerOptions, QueenOptions, Ready, Starter, divide_host
+from antfarm.client.launch import ForagerOptions, QueenOptions, Ready, Starter, divide_host, stop_processes
 from antfarm.client.state import Process
 from antfarm.errors import Reason, RequestError, StateError
 from antfarm.forager.settings import cores
@@ -64,3 +67,19 @@ def test_options_become_arguments_without_empty_ones() -> None:
     foreign = QueenOptions(bus="nats://there", token_file="/t").arguments()
     assert foreign[-4:] == ["--bus", "nats://there", "--bus-token", "/t"]
     assert ForagerOptions("a", cpus=(0, 1)).arguments() == ["--name", "a", "--cpus", "0,1"]
+
+
+def test_no_child_stays_unnoticed_that_ends_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+
+    def status(process: psutil.Process) -> str:
+        """What it is, a moment later: by then it has ended."""
+        process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return psutil.STATUS_ZOMBIE
+
+    monkeypatch.setattr(psutil.Process, "status", status)
+    stop_processes([child.pid])
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
+    child.wait()

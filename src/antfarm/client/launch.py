@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -114,6 +114,21 @@ def start_colony(
         return first
 
 
+@contextmanager
+def own_colony(home: Home, queen: QueenOptions, foragers: Sequence[ForagerOptions]) -> Iterator[None]:
+    """A colony that ends with the block, or with this process. Raises as `start_colony`."""
+    watched, held = os.pipe()  # our end is closed in any case, however this process ends
+    try:
+        start_colony(home, queen, foragers, watched)
+        try:
+            yield
+        finally:
+            stop_colony(home)
+    finally:
+        os.close(watched)
+        os.close(held)
+
+
 def start_queen(home: Home, options: QueenOptions, lifeline: int | None = None) -> Process:
     """Start a queen and wait until it is ready."""
     return _start(home, {"queen": ["queen", *options.arguments()]}, lifeline)[0]
@@ -167,11 +182,12 @@ def _left_of(processes: list[psutil.Process], within: float) -> list[psutil.Proc
 
 
 def _runs(process: psutil.Process) -> bool:
-    with suppress(ChildProcessError):
-        os.waitpid(process.pid, os.WNOHANG)  # takes note of the end of our own child
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return True
+        # Takes note of the end of our own child, unless threads of it have yet to end.
+        return os.waitpid(process.pid, os.WNOHANG) == (0, 0)
+    except (psutil.NoSuchProcess, ChildProcessError):
         return False
 
 
