@@ -19,7 +19,7 @@ from support.world import World
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import LoadModel, TaskEvent, TaskFinished
 from antfarm.queen.api import ApiServer, bind, create_app
-from antfarm.queen.tasks import TaskRequest
+from antfarm.queen.tasks import TaskRequest, _Task
 from antfarm.types import RunOptions, Sampling
 
 SMALL = RunOptions(context=256, slots=1)
@@ -119,6 +119,26 @@ async def test_a_lead_that_hangs_is_lost_and_the_other_replica_serves(
     assert "has said nothing for 2 s" in loss.text and "1 of 2 replicas serve" in loss.text
     await world.until(lambda: sum(shards(world).values()) == 1)
     await world.until(lambda: not psutil.pid_exists(lead))  # killed after a time, as it hears no SIGTERM
+
+
+async def test_a_lead_whose_last_word_was_lost_goes_on(
+    world: World, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.forager("a")
+    await world.load(tiny, 1, options=SMALL)
+    receive = _Task.receive
+    monkeypatch.setattr("antfarm.queen.tasks.SILENCE_S", 1.0)
+    monkeypatch.setattr(
+        _Task,
+        "receive",
+        lambda task, event: None if getattr(event, "finish", "") == "length" else receive(task, event),
+    )
+    (*_, failed) = [event async for event in world.queen.run(TaskRequest("tiny", SHORT, tokens=(1, 2, 3)))]
+    assert isinstance(failed, TaskFinished) and failed.failure
+    assert (failed.failure.reason, failed.index) == (Reason.TIMEOUT, 3)
+    monkeypatch.undo()
+    assert len(await world.ask(SHORT)) == 3
+    assert "shard-missing" not in [event.kind for event in await world.ops()]
 
 
 async def metrics(world: World) -> dict[tuple[str, str], float]:

@@ -139,7 +139,7 @@ def test_one_more_than_the_queue_holds_is_refused(models: Models, start: Start) 
     refused = one.lead.expect(TaskFinished)
     assert (refused.task, refused.finish) == ("t-3", "error")
     assert refused.failure and refused.failure.reason == "queue-full"
-    one.lead.tell(TaskCancel("t-0", REPLICA))
+    one.lead.tell(TaskCancel("t-0", REPLICA, EPOCH))
     assert one.lead.expect(TaskFinished).task == "t-0"
     assert one.lead.expect(TaskFinished).task == "t-2"
 
@@ -166,7 +166,7 @@ def test_cancelled_slots_are_free_at_once(models: Models, start: Start, split: s
     for task, prompt in given.items():
         many.assign(task, prompt, replace(GREEDY, max_tokens=100))
         if rng.random() < 0.8:
-            many.lead.tell(TaskCancel(task, REPLICA))
+            many.lead.tell(TaskCancel(task, REPLICA, EPOCH))
         elif rng.random() < 0.7:
             many.lead.expect(TaskTokens)
     finishes = [answer.end.finish for answer in collected(many, *given)]

@@ -139,9 +139,9 @@ def test_a_running_task_is_cancelled_within_a_step(models: Models, start: Start)
     one.assign("waiting", PROMPT, GREEDY)
     one.assign("next", PROMPT, GREEDY)
     one.lead.expect(TaskTokens)
-    one.lead.tell(TaskCancel("waiting", REPLICA))
-    one.lead.tell(TaskCancel("long", REPLICA))
-    one.lead.tell(TaskCancel("nobody knows this one", REPLICA))
+    one.lead.tell(TaskCancel("waiting", REPLICA, EPOCH))
+    one.lead.tell(TaskCancel("long", REPLICA, EPOCH))
+    one.lead.tell(TaskCancel("nobody knows this one", REPLICA, EPOCH))
     finished = {}
     while "next" not in finished:
         event = one.lead.expect(TaskFinished)
@@ -149,6 +149,7 @@ def test_a_running_task_is_cancelled_within_a_step(models: Models, start: Start)
     assert {task: event.finish for task, event in finished.items()} == {
         "long": "cancelled",
         "waiting": "cancelled",
+        "nobody knows this one": "cancelled",
         "next": "length",
     }
     assert finished["waiting"].index == 0
@@ -163,7 +164,7 @@ def test_a_long_prompt_is_cancelled_between_its_chunks(models: Models, start: St
     one = start(models.path("tiny-llama"), options=options).ready()
     one.assign("long", [7] * 4000, GREEDY)
     one.lead.expect(TaskAccepted)
-    one.lead.tell(TaskCancel("long", REPLICA))
+    one.lead.tell(TaskCancel("long", REPLICA, EPOCH))
     finished = one.lead.expect(TaskFinished)
     assert (finished.finish, finished.index) == ("cancelled", 0)
     assert one.ask(PROMPT, GREEDY).count == 24

@@ -91,7 +91,7 @@ def test_a_load_from_asking_to_ready(script: Script) -> None:
     script.now += 3
     proved = script.on(ShardHeard(ReplicaProved("m-1", 1, 0.1)))
     assert proved == [LogOps("model-ready", "m", "m-1 epoch 1 on a, b")]
-    assert script.colony.route("m") == Route("m", "m-1", 1, "a")
+    assert script.colony.route("m") == Route("m", "m-1", 1, "a", 128)
     assert (script.status().seconds, script.status().mode) == (3.0, "tensor")
 
 
@@ -320,7 +320,7 @@ def test_a_new_split_brings_it_back_too(script: Script) -> None:
     loads = script.on(Described("m-1", 2, "a", script.facts))
     assert [one.load.options.context for one in loads if isinstance(one, SendLoad)] == [64]
     script.becomes_ready(loads)
-    assert script.colony.route("m") == Route("m", "m-1", 2, "a")
+    assert script.colony.route("m") == Route("m", "m-1", 2, "a", 128)
 
 
 def test_the_queen_that_slept_blames_nobody(script: Script) -> None:

@@ -30,7 +30,7 @@ from antfarm.queen.performer import Performer
 from antfarm.queen.tasks import TaskRequest, Tasks
 from antfarm.types import Sampling
 
-ROUTE = Route("m", "m-1", 1, "a")
+ROUTE = Route("m", "m-1", 1, "a", 128)
 BROKEN = Failure(Reason.SHARD_FAILED, "shard 0 on a was lost")
 REQUEST = TaskRequest("m", Sampling(), text="hello")
 
@@ -43,6 +43,7 @@ class Lead:
         self.cancelled: list[TaskCancel] = []
         self.silences: list[tuple[Route, float, Failure]] = []  # that the queen heard of
         self.breaks = False  # the colony's answer to a silence
+        self.lives = False  # it answers a cancel
         self.refuses: AntfarmError | None = None
         self.refuses_cancels: AntfarmError | None = None
         self._events: Subscription[TaskEvent] = Subscription("tasks", TASK_EVENTS.decode)
@@ -62,6 +63,8 @@ class Lead:
             if self.refuses_cancels:
                 raise self.refuses_cancels
             self.cancelled.append(message)
+            if self.lives:
+                await self.say(TaskFinished(message.task, 0, "cancelled"))
         return Done()
 
     async def say(self, *events: TaskEvent) -> None:
@@ -138,7 +141,7 @@ async def test_lost_or_doubled_tokens_end_the_task(lead: Lead, tasks: Tasks, ind
     assert isinstance(last, TaskFinished) and last.failure
     assert (last.failure.reason, last.index) == (Reason.INTERNAL, 2)
     await asyncio.sleep(0.01)
-    assert lead.cancelled == [TaskCancel(task, "m-1")]
+    assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
 
 
 async def test_a_finish_that_counts_wrong_is_a_failure(lead: Lead, tasks: Tasks) -> None:
@@ -185,7 +188,7 @@ async def test_closing_early_cancels_at_the_lead(lead: Lead, tasks: Tasks) -> No
         await lead.say(TaskAccepted(task, 1))
         await first
     await asyncio.sleep(0.01)
-    assert lead.cancelled == [TaskCancel(task, "m-1")]
+    assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
     await lead.say(TaskTokens(task, 0, 1, "late"))  # nobody waits for it any more
 
 
@@ -203,6 +206,7 @@ async def test_a_silent_lead_fails_its_tasks_but_a_busy_one_does_not(
 ) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
     monkeypatch.setattr(module, "SLOWEST_PREFILL_S", 0.0)
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
     first = collect(tasks)
     running = await lead.until_assigned()
     queued = collect(tasks)
@@ -223,6 +227,7 @@ async def test_a_silent_lead_is_told_once_if_that_ends_its_tasks(
     lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, breaks: bool
 ) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.05)
+    monkeypatch.setattr(module, "ANSWER_S", 0.05)
     lead.breaks = breaks
     answers = [collect(tasks) for _ in range(3)]
     ended = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 5)
@@ -231,6 +236,39 @@ async def test_a_silent_lead_is_told_once_if_that_ends_its_tasks(
     assert len(lead.silences) == (1 if breaks else 3)
     route, silence, failure = lead.silences[0]
     assert (route, failure.reason) == (ROUTE, Reason.TIMEOUT) and silence >= 0.05
+
+
+async def test_a_silent_lead_that_answers_has_lost_a_task_and_is_not_lost(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.05)
+    lead.lives = True
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    await lead.say(TaskAccepted(task, 0), TaskTokens(task, 0, 2, "ab"))
+    *_, last = await asyncio.wait_for(answer, 5)
+    assert isinstance(last, TaskFinished) and last.failure
+    assert (last.failure.reason, last.index) == (Reason.TIMEOUT, 2)
+    assert "was lost on its way" in last.failure.message
+    await asyncio.sleep(0.01)
+    assert lead.cancelled == [TaskCancel(task, "m-1", 1)], "and not again once it has ended"
+    assert lead.silences == []
+
+
+async def test_a_lead_that_reads_a_long_prompt_is_heard_chunk_by_chunk(
+    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.1)
+    monkeypatch.setattr(module, "SLOWEST_PREFILL_S", 0.001)
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    answer = collect(tasks)
+    await lead.say(TaskAccepted(await lead.until_assigned(), 1_000_000))
+    for _ in range(10):
+        await asyncio.sleep(0.05)
+        tasks.hear_lead("m-1", 1)
+    assert not answer.done()
+    *_, last = await asyncio.wait_for(answer, 5)
+    assert isinstance(last, TaskFinished) and last.failure and len(lead.silences) == 1
 
 
 @pytest.mark.parametrize("begun", [0, 1])
@@ -253,7 +291,7 @@ async def test_a_task_whose_end_was_lost_does_not_wait_for_ever_on_a_busy_lead(
     assert lost.done() and not waiting.done() and not busy.done()
     await lead.say(TaskFinished(two, 0, "stop"), TaskFinished(three, 10, "stop"))
     assert len(await waiting) == 2 and len(await busy) == 12
-    assert lead.cancelled == [TaskCancel(one, "m-1")]
+    assert lead.cancelled == [TaskCancel(one, "m-1", 1)]
     assert lead.silences == [], "the lead works"
     if begun:
         last = lost.result()[-1]
@@ -280,7 +318,7 @@ async def test_a_cancel_that_was_lost_is_sent_again(
     await asyncio.sleep(0.1)
     await lead.say(TaskTokens(task, 1, 1, "x"), TaskTokens(task, 2, 1, "x"))
     await asyncio.sleep(0.01)
-    assert lead.cancelled == [TaskCancel(task, "m-1")]
+    assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
     await asyncio.sleep(0.1)
     await lead.say(TaskFinished(task, 3, "cancelled"), TaskTokens(task, 3, 1, "x"))
     await asyncio.sleep(0.01)

@@ -196,7 +196,7 @@ def test_a_cancelled_task_gives_what_was_held_back_and_its_slot(models: Models) 
     held = driven.tokenizer.decode([43, 44, 45])
     driven.tell(task("a", stop=(held + "never",)), steps=3)
     assert [type(event) for event in driven.events] == [TaskAccepted]
-    driven.tell(TaskCancel("a", "r"), task("b", max_tokens=1))
+    driven.tell(TaskCancel("a", "r", 1), task("b", max_tokens=1))
     assert driven.events[1] == TaskTokens("a", 0, 3, held)
     assert isinstance(driven.events[2], TaskFinished) and driven.events[2].finish == "cancelled"
     last = driven.events[-1]
@@ -319,7 +319,7 @@ def test_a_task_cancelled_while_it_is_prepared_never_runs(models: Models) -> Non
     driven = Driven(models, count_up)
     driven.lead._prepare = lambda task: None  # it takes its time
     late = task("a")
-    driven.tell(late, TaskCancel("a", "r"), driven.intake.prepare(late, 0.0))  # type: ignore[arg-type]
+    driven.tell(late, TaskCancel("a", "r", 1), driven.intake.prepare(late, 0.0))  # type: ignore[arg-type]
     assert driven.events == [TaskFinished("a", 0, "cancelled")]
     assert not driven.pipeline.batches
 

@@ -30,8 +30,8 @@ def pipes() -> Iterator[tuple[Stdio, int, int]]:
 def test_lines_become_commands_and_events_become_lines(pipes: tuple[Stdio, int, int]) -> None:
     stdio, commands, events = pipes
     for task in ("a", "b"):
-        os.write(commands, msgspec.json.encode(TaskCancel(task, "r")) + b"\n")
-    assert [stdio.read(), stdio.read()] == [TaskCancel("a", "r"), TaskCancel("b", "r")]
+        os.write(commands, msgspec.json.encode(TaskCancel(task, "r", 1)) + b"\n")
+    assert [stdio.read(), stdio.read()] == [TaskCancel("a", "r", 1), TaskCancel("b", "r", 1)]
     sent = [ShardLinked("r", 1, shard) for shard in range(2)]
     stdio.emit(*sent)
     lines = os.read(events, 4096).splitlines()
@@ -78,7 +78,7 @@ def test_the_process_ends_whatever_its_main_thread_does(last: bytes, code: int, 
     )
     with process:
         assert process.stdin and process.stdout and process.stderr
-        process.stdin.write(msgspec.json.encode(TaskCancel("hello", "r")) + b"\n")
+        process.stdin.write(msgspec.json.encode(TaskCancel("hello", "r", 1)) + b"\n")
         process.stdin.flush()
         first = msgspec.json.decode(process.stdout.readline(), type=ShardOutput)
         assert first == ShardLinked("hello", 1, 0)

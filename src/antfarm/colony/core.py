@@ -77,7 +77,9 @@ class Colony:
         if not ready:
             raise refusals.not_ready(model.view)
         replica = choose(ready, tasks, preferred)
-        return Route(name, replica.name, replica.epoch, replica.shards[0].forager)
+        assert replica.placement
+        chunk = replica.placement.options.chunk
+        return Route(name, replica.name, replica.epoch, replica.shards[0].forager, chunk)
 
     def missing(self, name: str) -> AntfarmError:
         """Why there is no such model: `model-unknown` or `model-retired`."""

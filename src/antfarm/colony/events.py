@@ -202,3 +202,4 @@ class Route(msgspec.Struct, frozen=True):
     replica: str
     epoch: int
     forager: str
+    chunk: int  # prompt tokens that the lead reads at a time

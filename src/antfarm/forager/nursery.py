@@ -72,11 +72,10 @@ class Nursery:
         await lead.send(task)
 
     async def cancel(self, cancel: TaskCancel) -> None:
-        """Tell the replica's leads here; a task that has ended needs none."""
-        for (replica, _, index), shard in list(self._shards.items()):
-            if replica == cancel.replica and index == 0:
-                with contextlib.suppress(StateError):  # its end ended the task
-                    await shard.send(cancel)
+        """Tell the lead, if it runs here."""
+        if lead := self._shards.get((cancel.replica, cancel.epoch, 0)):
+            with contextlib.suppress(StateError):  # its end ended the task
+                await lead.send(cancel)
 
     async def stop(self, replica: str, epoch: int) -> None:
         """End the replica's shards here; returns when their memory is free."""

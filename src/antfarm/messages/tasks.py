@@ -68,8 +68,11 @@ class TaskAssign(Message, frozen=True, tag="task-assign"):
 
 
 class TaskCancel(Message, frozen=True, tag="task-cancel"):
+    """`TaskFinished` follows, for a task that the lead does not know, too: its end may have been lost."""
+
     task: str
     replica: str
+    epoch: int
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

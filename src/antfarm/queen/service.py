@@ -242,6 +242,8 @@ class Queen:
         async for event in events:
             if isinstance(event, ShardStats):
                 self._stats.hear(event)
+                if event.lead:
+                    self.tasks.hear_lead(event.replica, event.epoch)
             else:
                 self._happened(ShardHeard(event))
 

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 60.0  # that a lead with tasks may say nothing
 QUIET_S = 180.0  # that a task may give nothing while its lead works on others: far more than a chunk takes
-SLOWEST_PREFILL_S = 0.5  # more silence for each prompt token that a lead has yet to read
+SLOWEST_PREFILL_S = 0.5  # more silence for each prompt token that a lead may be reading
+ANSWER_S = 5.0  # that a silent lead has to answer a cancel
 BUFFER = 4096  # events that a client may leave unread
 DRAIN_S = 30.0  # that a replica's tasks have to finish before it is stopped
 CANCEL_AGAIN_S = 5.0  # after which a cancelled task that still gives tokens is cancelled again
@@ -73,6 +74,8 @@ class _Task:
         """Check that nothing was lost or doubled, and keep for the client."""
         if isinstance(event, TaskFinished):
             self.running = False
+            if event.finish == "cancelled":  # a silent lead was asked, and it answers
+                self.end(_forgotten(self.lead.route))
         if self.sealed:
             return
         if isinstance(event, TaskAccepted):
@@ -109,8 +112,9 @@ class _Lead:
 
     @property
     def silent_at(self) -> float:
-        """When its silence becomes a failure. A lead says nothing while it reads prompts."""
-        return self.heard + SILENCE_S + SLOWEST_PREFILL_S * sum(task.unread for task in self.tasks)
+        """When its silence becomes a failure. A lead says nothing while it reads a chunk of a prompt."""
+        unread = sum(task.unread for task in self.tasks)
+        return self.heard + SILENCE_S + SLOWEST_PREFILL_S * min(unread, self.route.chunk)
 
 
 class Tasks:
@@ -183,6 +187,11 @@ class Tasks:
         """How many tasks each replica has, by its name and epoch."""
         return {key: len(lead.tasks) for key, lead in self._leads.items()}
 
+    def hear_lead(self, replica: str, epoch: int) -> None:
+        """A lead has done something, though it may have said nothing of its tasks."""
+        if lead := self._leads.get((replica, epoch)):
+            lead.heard = _now()
+
     def fail(self, replica: str, epoch: int, failure: Failure) -> None:
         """End all tasks of a replica that is no more."""
         lead = self._leads.get((replica, epoch))
@@ -242,17 +251,26 @@ class Tasks:
                 if deadline is not None and _now() >= began + deadline:
                     task.end(_late(deadline))
                 elif _now() >= task.lead.silent_at:
-                    self._end_silent(task)
+                    return await self._ask(task)
                 elif _now() >= task.silent_at:
                     task.end(_quiet(task.lead.route))
         return task.inbox.get_nowait()
 
-    def _end_silent(self, task: _Task) -> None:
-        if task.sealed:  # with another of the lead's tasks
-            return
-        failure = _silent(task.lead.route)
-        self._silent(task.lead.route, _now() - task.lead.heard, failure)  # may end all of the lead's tasks
+    async def _ask(self, task: _Task) -> TaskEvent:
+        """The last event of a task of a silent lead. One that lives answers a cancel: then what it said last
+        of the task was lost on its way, and no more than the task ends."""
+        lead, heard = task.lead, task.lead.heard
+        self._cancel(task.id, lead.route)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await task.inbox.get()
+        except TimeoutError:
+            failure = _forgotten(lead.route)
+        if lead.heard == heard and not task.sealed:  # with another of the lead's tasks
+            failure = _silent(lead.route)
+            self._silent(lead.route, _now() - heard, failure)  # may end all of the lead's tasks
         task.end(failure)
+        return task.inbox.get_nowait()
 
     def _close(self, task: _Task) -> None:
         del self._tasks[task.id]
@@ -275,7 +293,8 @@ class Tasks:
 
     async def _send_cancel(self, task: str, route: Route) -> None:
         try:
-            await self._bus.request(FORAGER_CANCEL.of(route.forager), TaskCancel(task, route.replica))
+            cancel = TaskCancel(task, route.replica, route.epoch)
+            await self._bus.request(FORAGER_CANCEL.of(route.forager), cancel)
         except AntfarmError as error:
             log.warning("task %s was not cancelled at %s: %s", task, route.forager, error)
 
@@ -316,6 +335,14 @@ def _silent(route: Route) -> Failure:
         Reason.TIMEOUT,
         f"the lead of {route.replica} on {route.forager} has said nothing for {SILENCE_S:g} s",
         "`antc ps` shows its state; send the request again",
+    )
+
+
+def _forgotten(route: Route) -> Failure:
+    return Failure(
+        Reason.TIMEOUT,
+        f"what {route.replica} said last of this task was lost on its way",
+        "send the request again",
     )
 
 

@@ -153,12 +153,12 @@ class Lead:
             self._prepare(task)
 
     def _cancel(self, command: TaskCancel) -> None:
-        """End a task, waiting or running. One that is unknown has ended already."""
+        """End a task, waiting or running. One that is unknown has ended already, and that is said again."""
         sequence = self._scheduler.find(command.task)
         if sequence:
             self._end(sequence, "cancelled")
-        elif command.task in self._preparing:
-            self._preparing.remove(command.task)
+        else:
+            self._preparing.discard(command.task)
             self._said.append(TaskFinished(command.task, 0, "cancelled"))
 
     def _admit(self, prepared: Prepared) -> None:
