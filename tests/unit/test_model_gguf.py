@@ -17,13 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models import Models
 
+from antfarm.engine import hyper
 from antfarm.errors import AntfarmError, ModelError, Reason
 from antfarm.model.gguf import GgufFile
 from antfarm.model.header import parse
 from antfarm.model.synthetic import SHAPES, write
 from antfarm.model.template import ChatTemplate
 from antfarm.model.tokenizer import Tokenizer
-from antfarm.types import Span
+from antfarm.shard.pooling import pooling_of
+from antfarm.split import HostShare, SplitRequest, place
+from antfarm.types import RunOptions, Span
 
 MIB = 1 << 20
 SMALL = dataclasses.replace(
@@ -227,6 +230,7 @@ def test_corrupt_headers_end_in_a_typed_error_and_take_no_memory(
 
 
 WRONG = {
+    "large": (10, struct.pack("<Q", 1 << 20)),
     "zero": (4, struct.pack("<I", 0)),
     "huge": (10, struct.pack("<Q", 2**64 - 1)),
     "negative": (5, struct.pack("<i", -1)),
@@ -240,18 +244,29 @@ WRONG = {
 }
 
 
+OPTIONAL = [
+    "expert_count",
+    "attention.causal",
+    "attention.sliding_window",
+    "pooling_type",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+]
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_metadata_of_wrong_types_ends_in_a_typed_error(small: bytes, tmp_path: Path, wrong: str) -> None:
     header = parse(small)
-    for victim in header.metadata:
-        pairs = [
-            _pair(key, *(WRONG[wrong] if key == victim else _encode(header.metadata[key])))
-            for key in header.metadata
-        ]
-        tensors = [
-            (each.name, each.shape, gguf.GGMLQuantizationType[each.type.upper()].value)
-            for each in header.tensors.values()
-        ]
+    tensors = [
+        (each.name, each.shape, gguf.GGMLQuantizationType[each.type.upper()].value)
+        for each in header.tensors.values()
+    ]
+    right = {key: _encode(header.metadata[key]) for key in header.metadata}
+    for victim in (*right, *(f"qwen3.{key}" for key in OPTIONAL)):
+        pairs = [_pair(key, *value) for key, value in {**right, victim: WRONG[wrong]}.items()]
         content = _header(pairs, tensors)
         (tmp_path / "m.gguf").write_bytes(content + bytes(len(small)))
         try:
@@ -268,14 +283,23 @@ def test_garbage_behind_the_magic_ends_in_a_typed_error(garbage: bytes) -> None:
         parse(b"GGUF\x03\x00\x00\x00" + garbage[:16].ljust(16, b"\x01") + garbage[16:])
 
 
+def _plan(file: GgufFile, mode: str) -> None:
+    hosts = [HostShare(name, 1 << 40) for name in "ab"]
+    place(file.facts, hosts, SplitRequest(2, mode), RunOptions())
+
+
 def _use(file: GgufFile) -> None:
-    """All that a load reads of a header."""
+    """All that a plan and a load read of a header."""
     for key in file.metadata:
         file.metadata[key]
     for build in (
         lambda: file.facts,
         lambda: Tokenizer.from_gguf(file),
         lambda: ChatTemplate.from_gguf(file),
+        lambda: hyper.read(file, 64),
+        lambda: pooling_of(file),
+        lambda: _plan(file, "tensor"),
+        lambda: _plan(file, "pipeline"),
     ):
         try:
             build()

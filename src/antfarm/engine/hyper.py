@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from antfarm.errors import ModelError, Reason
+from antfarm.errors import ModelError, Reason, cut
 from antfarm.model.gguf import GgufFile
 from antfarm.types import ModelFacts
 
@@ -68,9 +69,9 @@ def read(file: GgufFile, context: int) -> Hyper:
     """
     for key, unused in _UNKNOWN_FEATURES.items():
         value = file.hparam(key, unused)
-        if value != unused:
-            _refuse(file, f"{file.arch}.{key} = {value}")
-    window = file.hparam("attention.sliding_window", 0)
+        if not isinstance(value, int | float) or value != unused:
+            _refuse(file, f"{file.arch}.{key} = {cut(str(value))}")
+    window = int(_number(file, "attention.sliding_window", 0))
     if 0 < window < context:
         _refuse(
             file,
@@ -80,28 +81,36 @@ def read(file: GgufFile, context: int) -> Hyper:
     facts = file.facts
     if facts.heads % facts.kv_heads:
         _refuse(file, f"{facts.heads} heads over {facts.kv_heads} KV heads")
-    return Hyper(facts, float(file.hparam("attention.layer_norm_rms_epsilon")), _rope(file, facts))
+    return Hyper(facts, _number(file, "attention.layer_norm_rms_epsilon"), _rope(file, facts))
 
 
 def _rope(file: GgufFile, facts: ModelFacts) -> Rope:
     kind = file.hparam("rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn"):
-        _refuse(file, f"RoPE scaling of type {kind!r}")
-    factor = float(file.hparam("rope.scaling.factor", file.hparam("rope.scale_linear", 0.0)))
-    dims = int(file.hparam("rope.dimension_count", facts.head_dim))
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn"):
+        _refuse(file, f"RoPE scaling of type {cut(repr(kind))}")
+    factor = _number(file, "rope.scaling.factor", _number(file, "rope.scale_linear", 0))
+    dims = int(_number(file, "rope.dimension_count", facts.head_dim))
     if dims % 2 or not 0 < dims <= facts.head_dim:
         _refuse(file, f"RoPE over {dims} of {facts.head_dim} dimensions")
     yarn = kind == "yarn"
     return Rope(
         dims=dims,
-        base=float(file.hparam("rope.freq_base", 10000.0)),
+        base=_number(file, "rope.freq_base", 10000),
         scale=1.0 / factor if factor and kind != "none" else 1.0,
-        trained=int(file.hparam("rope.scaling.original_context_length", facts.context)),
+        trained=int(_number(file, "rope.scaling.original_context_length", facts.context)),
         extrapolation=1.0 if yarn else 0.0,
-        attention=float(file.hparam("rope.scaling.attn_factor", 1.0)),
-        beta_fast=float(file.hparam("rope.scaling.yarn_beta_fast", 32.0)),
-        beta_slow=float(file.hparam("rope.scaling.yarn_beta_slow", 1.0)),
+        attention=_number(file, "rope.scaling.attn_factor", 1),
+        beta_fast=_number(file, "rope.scaling.yarn_beta_fast", 32),
+        beta_slow=_number(file, "rope.scaling.yarn_beta_slow", 1),
     )
+
+
+def _number(file: GgufFile, key: str, *default: float) -> float:
+    """`{arch}.{key}`, a finite number from 0 up; without a default it must be there."""
+    value = file.hparam(key, *default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        _refuse(file, f"{file.arch}.{key} = {cut(repr(value))}")
+    return float(value)
 
 
 def _refuse(file: GgufFile, what: str, hint: str = "take another model") -> NoReturn:

@@ -14,11 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antfarm.errors import ModelError, Reason
+from antfarm.errors import ModelError, Reason, cut
 from antfarm.model.header import Header, Metadata, parse
 from antfarm.types import ModelFacts, Span, TensorFact
 
 _REQUIRED = object()
+
+# Far beyond any model there is; they keep a planner from working for ever on what a header claims.
+_MOST = {
+    "block_count": 1 << 9,
+    "attention.head_count": 1 << 12,
+    "attention.head_count_kv": 1 << 12,
+    "context_length": (1 << 31) - 1,
+}
+_MOST_ELSE = 1 << 20
 
 
 class GgufFile:
@@ -138,15 +147,15 @@ class GgufFile:
         self._map.madvise(mmap.MADV_DONTNEED, page, start + self.tensors[name].bytes - page)
 
     def _number(self, key: str, default: Any = _REQUIRED) -> int:
-        """A positive whole number, given once or alike for every layer."""
+        """A positive whole number within reason, given once or alike for every layer."""
         value = self.hparam(key, default)
         if isinstance(value, np.ndarray):
             distinct = np.unique(value)
             if len(distinct) != 1:
                 raise self._unsupported(f"has a {key} that differs between layers")
             value = distinct[0].item()
-        if not isinstance(value, int) or value <= 0:
-            raise self._unsupported(f"has the {key} {value!r}")
+        if type(value) is not int or not 0 < value <= _MOST.get(key, _MOST_ELSE):
+            raise self._unsupported(f"has the {key} {cut(repr(value))}")
         return value
 
     def _unsupported(self, what: str) -> ModelError:
