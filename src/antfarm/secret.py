@@ -6,10 +6,12 @@ derived from it for that one purpose, so that the bus's token does not open a sh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 from antfarm.errors import AntfarmError, Reason
@@ -30,15 +32,9 @@ class Secret:
     @classmethod
     def load_or_create(cls, path: Path) -> Secret:
         """The secret in `path`; made there (mode 0600) when the file does not exist."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return cls(_text(path))
-        with os.fdopen(descriptor, "w") as file:
-            text = secrets.token_urlsafe(24)
-            file.write(text + "\n")
-        return cls(text)
+        if not path.exists():
+            _create(path, secrets.token_urlsafe(24))
+        return cls(_text(path))
 
     def save(self, path: Path) -> None:
         """Write to `path`, readable by its owner alone."""
@@ -70,6 +66,19 @@ def _text(path: Path) -> str:
         raise AntfarmError(
             Reason.BAD_SETTING, f"{path} holds no secret: it is not text", hint="restore it, or remove it"
         ) from error
+
+
+def _create(path: Path, text: str) -> None:
+    """One line of text in a file of mode 0600 that appears whole; of several who create it, one does."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+        with contextlib.suppress(FileExistsError):  # another was faster
+            path.hardlink_to(fresh)
+    finally:
+        Path(fresh).unlink()
 
 
 def write_private(path: Path, text: str) -> None:
