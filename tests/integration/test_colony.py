@@ -10,6 +10,7 @@ from contextlib import aclosing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -244,6 +245,22 @@ async def test_a_name_is_taken_once(world: World) -> None:
     assert "--name" in caught.value.hint
 
 
+async def test_a_forager_whose_heart_breaks_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be lost to the queen, and not know it."""
+    secret = Secret.load_or_create(world.home.secret_file)
+    forager = await Forager.start(ForagerSettings(world.home, secret, world.queen.bus_url, name="a"))
+    try:
+
+        def breaks() -> NoReturn:
+            raise KeyError("surprise")
+
+        monkeypatch.setattr(forager._nursery, "statuses", breaks)
+        with pytest.raises(KeyError):
+            await asyncio.wait_for(forager.wait(), 10)
+    finally:
+        await forager.close()
+
+
 async def test_a_forager_ends_cleanly_on_sigterm(world: World, tiny: Path) -> None:
     a = await world.forager("a")
     await world.load(tiny, 1)
@@ -314,6 +331,8 @@ async def test_a_second_queen_is_refused(world: World) -> None:
         Secret.load_or_create(world.home.secret_file),
         bus_url=world.queen.bus_url,
     )
+    before = asyncio.all_tasks()
     with pytest.raises(AntfarmError) as caught:
         await Queen.start(settings)
     assert caught.value.reason is Reason.COLONY_EXISTS
+    await world.until(lambda: asyncio.all_tasks() <= before)

@@ -120,6 +120,29 @@ async def test_threads_that_wait_do_not_spin_for_long_unless_told(
     assert environment.get("OMP_WAIT_POLICY") == ours.get("OMP_WAIT_POLICY")
 
 
+async def test_a_shard_whose_words_can_not_be_passed_on_ends(
+    tmp_path: Path, models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would block for ever once its pipe is full."""
+    bench = Bench(tmp_path, models.path("tiny-llama"), 1 << 30)
+    report, failed = bench.events.put, asyncio.Event()
+
+    async def breaks(event: ShardEvent | TaskEvent) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise KeyError("surprise")
+        await report(event)
+
+    bench.nursery._report = breaks
+    try:
+        await bench.load()
+        ended = await bench.event()
+        assert isinstance(ended, ShardFailed) and "SIGKILL" in ended.failure.message
+        assert "surprise" in caplog.text
+    finally:
+        await bench.nursery.close()
+
+
 async def test_a_stop_is_no_failure_and_frees_the_memory(bench: Bench) -> None:
     pid = await bench.load()
     await bench.nursery.stop("m-1", 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Self
 
 import nats.errors
@@ -74,17 +75,19 @@ class OpsLog:
         events: list[OpsEvent] = []
         if last < first:
             return events
-        async for sequence, event in self._read(first, REQUEST_S):
-            events.append(event)
-            if sequence >= last:
-                break
+        async with aclosing(self._read(first, REQUEST_S)) as read:
+            async for sequence, event in read:
+                events.append(event)
+                if sequence >= last:
+                    break
         return events
 
-    async def follow(self, n: int = 0) -> AsyncIterator[OpsEvent]:
+    async def follow(self, n: int = 0) -> AsyncGenerator[OpsEvent, None]:
         """The last `n` events and then every new one, until the iterator is closed."""
         first, _ = await self._range(n)
-        async for _, event in self._read(first, None):
-            yield event
+        async with aclosing(self._read(first, None)) as read:
+            async for _, event in read:
+                yield event
 
     async def _range(self, n: int) -> tuple[int, int]:
         """First and last sequence number of the last `n` events; first > last when there are none."""
@@ -95,7 +98,7 @@ class OpsLog:
         last = int(state.last_seq)
         return last + 1 - min(n, int(state.messages)), last
 
-    async def _read(self, first: int, within: float | None) -> AsyncIterator[tuple[int, OpsEvent]]:
+    async def _read(self, first: int, within: float | None) -> AsyncGenerator[tuple[int, OpsEvent], None]:
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=first)
         try:
             reader = await self._stream.subscribe(

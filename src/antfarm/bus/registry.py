@@ -67,16 +67,6 @@ class Registry:
         except (nats.errors.Error, OSError) as error:
             raise bus_error(error, self._bus.url) from error
 
-    async def get(self, forager: str) -> ForagerFacts | None:
-        """One forager's last heartbeat, if it has not expired."""
-        try:
-            entry = await self._bucket.get(_key(forager))
-        except KeyNotFoundError:
-            return None
-        except (nats.errors.Error, OSError) as error:
-            raise bus_error(error, self._bus.url) from error
-        return self._facts.decode(entry.value)
-
     async def snapshot(self) -> list[ForagerFacts]:
         """Every forager whose entry has not expired, by id."""
         found: list[ForagerFacts] = []
@@ -123,20 +113,25 @@ class Registry:
         queens say the same.
 
         A lease whose holder no longer answers on the bus (it crashed) is taken over at once.
-        Raises StateError `colony-exists` while another queen lives.
+        Raises StateError `colony-exists` while another queen lives; BusError.
         """
         try:
-            return Lease(self._bus, self._bucket, holder, await self._bucket.create(_QUEEN, holder.encode()))
-        except KeyWrongLastSequenceError:
-            return await self._take_over(holder)
+            return Lease(self._bus, self._bucket, holder, await self._acquire(holder))
         except (nats.errors.Error, OSError) as error:
             raise bus_error(error, self._bus.url) from error
 
-    async def _take_over(self, holder: str) -> Lease:
+    async def _acquire(self, holder: str) -> int:
+        """The revision of the lease, which is ours now."""
+        try:
+            return int(await self._bucket.create(_QUEEN, holder.encode()))
+        except KeyWrongLastSequenceError:
+            return await self._take_over(holder)
+
+    async def _take_over(self, holder: str) -> int:
         try:
             entry = await self._bucket.get(_QUEEN)
         except KeyNotFoundError:  # it ended between the two calls
-            return await self.acquire(holder)
+            return await self._acquire(holder)
         if await self._queen_answers():
             raise StateError(
                 Reason.COLONY_EXISTS,
@@ -144,14 +139,13 @@ class Registry:
                 hint="one bus has one queen: join it with `antc forager --join`, or stop it with `antc down`",
             )
         try:
-            revision = await self._bucket.update(_QUEEN, holder.encode(), last=entry.revision)
+            return int(await self._bucket.update(_QUEEN, holder.encode(), last=entry.revision))
         except KeyWrongLastSequenceError:
             raise StateError(
                 Reason.COLONY_EXISTS,
                 f"another queen has just started on the bus at {self._bus.url}",
                 hint="one bus has one queen",
             ) from None
-        return Lease(self._bus, self._bucket, holder, revision)
 
     async def _queen_answers(self) -> bool:
         try:

@@ -99,8 +99,16 @@ class Forager:
         return self._facts
 
     async def wait(self) -> None:
-        """Run until cancelled. Raises BusError when the bus closes the connection for good."""
-        await self._bus.wait_closed()
+        """Run until cancelled. Raises BusError when the bus closes the connection for good, and whatever
+        broke the heartbeat."""
+        assert self._beating
+        closed = asyncio.create_task(self._bus.wait_closed())
+        try:
+            await asyncio.wait({closed, self._beating}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closed.cancel()
+        if self._beating.done():
+            self._beating.result()
         raise BusError(
             Reason.BUS_UNREACHABLE,
             f"the bus at {self._settings.bus_url} closed the connection",

@@ -147,17 +147,23 @@ class ShardProcess:
         try:
             while line := await process.stdout.readline():
                 await self._take(line)
-        except ValueError:  # a line beyond the limit
-            log.error("a shard wrote a line of more than %d bytes; killing it", LINE_BYTES)
-            process.kill()
+        except Exception:  # a line beyond the limit, or what nobody foresaw
+            log.exception("a shard's words can't be passed on; killing it")
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()  # it would wait for its reader for ever
             await process.stdout.read()  # what is left of the pipe, so that it closes
         finally:
+            await self._bury(process)
+
+    async def _bury(self, process: asyncio.subprocess.Process) -> None:
+        try:
             code = await process.wait()
             if not self._listening.done():
                 self._listening.set_exception(self._gone(_exit_text(code)))
                 self._listening.exception()  # seen, whether or not anyone waits
             if not self.stopping and self._state != "failed":
                 await self._tell(self._died(code))
+        finally:
             self._ended.set()
 
     async def _take(self, line: bytes) -> None:

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import Self
 
 from antfarm.bus import Bus, EmbeddedServer, Lease, OpsLog, Registry, Subscription
@@ -87,20 +88,17 @@ class Queen:
         Raises StateError `colony-exists` or `port-in-use`; BusError `bus-unreachable`,
         `bus-unauthorized` or `bus-full`.
         """
-        server = None
-        if not settings.bus_url:
-            server = await _start_server(settings, settings.bus_port)
-        bus: Bus | None = None
-        try:
+        async with AsyncExitStack() as undo:
+            server = None
+            if not settings.bus_url:
+                server = await _start_server(settings, settings.bus_port)
+                undo.push_async_callback(server.close)
             bus = await Bus.connect(server.url if server else settings.bus_url, settings.token(), "queen")
+            undo.push_async_callback(bus.close)
             queen = cls(settings, server, bus, await OpsLog.open(bus))
+            undo.push_async_callback(queen.close)
             await queen._begin(await Registry.open(bus))
-        except BaseException:
-            if bus:
-                await bus.close()
-            if server:
-                await server.close()
-            raise
+            undo.pop_all()
         return queen
 
     @property
