@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,6 +68,22 @@ def test_all_ranks_get_the_same_bits(ranks: int, form: WireFormat) -> None:
         for rank in range(1, ranks):
             expected = expected + rounded(form, noise(100 * i + rank, rows))
         assert [each[i] for each in got] == [expected.tobytes()] * ranks
+
+
+@pytest.mark.parametrize("form", WireFormat)
+def test_steps_of_many_sizes_take_no_memory_of_their_own(form: WireFormat) -> None:
+    def body(shard: int, mesh: Mesh) -> int:
+        for rows in range(128, 0, -1):
+            mesh.all_reduce(noise(shard, rows), np.empty((rows, 64), np.float32))
+            if rows == 128 and shard == 0:
+                tracemalloc.start()
+        return tracemalloc.get_traced_memory()[0]
+
+    try:
+        kept = run(specs(2, options=RunOptions(chunk=128, wire=form)), body)
+    finally:
+        tracemalloc.stop()
+    assert max(kept) < 1 << 20  # a row takes 256 bytes
 
 
 def test_full_buffers_both_ways_do_not_lock_up() -> None:

@@ -45,6 +45,8 @@ class Exchange:
         self._channels = dict(channels)
         self._drain = drain
         self._buffers = [codec.buffer(Kind.PARTIAL) for _ in range(len(channels) + 1)]
+        decoded = 0 if codec.format is WireFormat.F32 else codec.max_rows * codec.width
+        self._decoded = [np.empty(decoded, np.float32) for _ in self._buffers]
         self._by_rows: dict[int, list[_Frame]] = {}
         self._count = 0
 
@@ -87,15 +89,15 @@ class Exchange:
         first.traffic.waited += time.perf_counter() - start
 
     def _frames(self, rows: int) -> list[_Frame]:
-        """The views for that many rows, by rank; made once."""
+        """The views for that many rows, by rank; made once, and of the same memory for any number."""
         if rows > self._codec.max_rows:
             raise ValueError(f"{rows} rows; this mesh was made for {self._codec.max_rows}")
         end = HEADER_BYTES + self._codec.length(Kind.PARTIAL, rows)
         frames = []
-        for buffer in self._buffers:
+        for buffer, decoded in zip(self._buffers, self._decoded, strict=True):
             payload = buffer[HEADER_BYTES:end]
             exact = self._codec.format is WireFormat.F32
-            values = payload.view(np.float32) if exact else np.empty(rows * self._codec.width, np.float32)
+            values = payload.view(np.float32) if exact else decoded[: rows * self._codec.width]
             view = buffer.data
             shaped = values.reshape(rows, self._codec.width)
             frames.append(_Frame(view[:end], view[:HEADER_BYTES], payload, shaped))
