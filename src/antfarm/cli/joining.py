@@ -11,6 +11,7 @@ from typing import NoReturn
 from antfarm.client import state
 from antfarm.client.control import no_queen
 from antfarm.client.launch import API_KEY_VARIABLE
+from antfarm.client.wire import checked
 from antfarm.config import Home
 from antfarm.errors import Reason, RequestError, StateError
 from antfarm.secret import Secret, write_private
@@ -71,7 +72,7 @@ def settle_key(home: Home, key: str, *, drop: bool) -> None:
             )
         home.api_key_file.unlink(missing_ok=True)
     if key:
-        write_private(home.api_key_file, key)
+        write_private(home.api_key_file, checked(key))
         start_again(replaced(sys.argv[1:], "--api-key", None))
 
 

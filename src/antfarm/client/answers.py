@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,5 +70,10 @@ def api_of(home: Home) -> tuple[str, str]:
 
 
 def api_key(home: Home) -> str:
-    """The key that the API of this home asks for; empty when it asks for none."""
-    return home.api_key_file.read_text().strip() if home.api_key_file.exists() else ""
+    """The key that the API of this home asks for; empty when it asks for none. Raises as `key_in`."""
+    return key_in(home.api_key_file) if home.api_key_file.exists() else ""
+
+
+def key_in(file: Path) -> str:
+    """The API key that a file holds. Raises `RequestError` `bad-setting` when it holds none."""
+    return wire.checked(file.read_text(errors="replace").strip())

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
-from antfarm.errors import AntfarmError, Reason, StateError
+from antfarm.errors import AntfarmError, Reason, RequestError, StateError
 
 CHAT = "/v1/chat/completions"
 CONNECT_S = 5.0
@@ -17,13 +18,34 @@ SILENCE_S = 180.0  # until a piece of the answer comes; the queen gives up on a 
 
 
 def options(url: str, key: str) -> dict[str, Any]:
-    """How to make an httpx client for the API at `url`."""
+    """How to make an httpx client for the API at `url`; no key is empty. Raises `RequestError` `bad-setting`
+    for what is no such URL, and as `checked`."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port out of range, half of an IPv6 address
+        usable = False
+    if not usable:
+        raise RequestError(
+            Reason.BAD_SETTING, f"{url!r} is not an API's URL", hint="write it as http://host:port/v1"
+        )
     return {
         "base_url": url,
-        "headers": {"Authorization": f"Bearer {key}"} if key else {},
+        "headers": {"Authorization": f"Bearer {checked(key)}"} if key else {},
         "timeout": httpx.Timeout(SILENCE_S, connect=CONNECT_S),
         "trust_env": False,  # a proxy for the web has no business between us and our queen
     }
+
+
+def checked(key: str) -> str:
+    """An API key. Raises `RequestError` `bad-setting` for one that no HTTP header carries as it is."""
+    if key and key == key.strip() and key.isascii() and key.isprintable():
+        return key
+    raise RequestError(
+        Reason.BAD_SETTING,
+        "the API key is empty, or has characters that no HTTP header carries",
+        hint="take ASCII letters, digits and signs; --no-api-key drops a key that is kept in the home",
+    )
 
 
 def streaming(body: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +83,7 @@ def check(response: httpx.Response) -> None:
             body = response.json()
         except ValueError:
             body = {}
-        raise _failure(body, f"HTTP {response.status_code}")
+        raise _failure(body, f"HTTP {response.status_code} from {response.url}")
 
 
 @contextmanager
