@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from antfarm.errors import Reason, StateError
+
 API_PORT = 7777
 BUS_PORT = 7778
 
@@ -21,6 +23,18 @@ STEP_S = 30.0  # one receive inside a step
 STOP_S = 5.0  # from asking a process to end to killing it
 
 
+def user_path(text: str | os.PathLike[str]) -> Path:
+    """A path as people write it, with `~`. Raises `StateError` `bad-setting` for a `~` that is nobody's."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise StateError(
+            Reason.BAD_SETTING,
+            f"which folder {text} is can't be told: no such user, or a user without a home",
+            hint="write the path without ~; $ANTFARM_HOME or --home names another home than ~/.antfarm",
+        ) from error
+
+
 @dataclass(frozen=True)
 class Home:
     """The folder that holds one colony's secret, models, bus data and logs."""
@@ -31,9 +45,9 @@ class Home:
     @classmethod
     def find(cls, given: str | os.PathLike[str] | None = None) -> Home:
         """The folder given, else `$ANTFARM_HOME`, else `~/.antfarm`. `$ANTFARM_MODELS` moves the models."""
-        path = Path(given or os.environ.get("ANTFARM_HOME") or "~/.antfarm").expanduser().absolute()
+        path = user_path(given or os.environ.get("ANTFARM_HOME") or "~/.antfarm").absolute()
         models = os.environ.get("ANTFARM_MODELS")
-        return cls(path, Path(models).expanduser().absolute() if models else None)
+        return cls(path, user_path(models).absolute() if models else None)
 
     def make(self) -> None:
         """Make the folder unless it is there, for its owner alone."""

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import xllamacpp
-from support.antc import FREE_PORTS, Antc
+from support.antc import FREE_PORTS, Antc, eventually
 from support.models import Models
 
 from antfarm.bench.mix import Mix, Spread, work
@@ -80,6 +81,26 @@ def test_the_colony_of_this_home_is_measured(antc: Antc, models: Models, tmp_pat
     alone = antc.json("bench", "serve", "--chat-turns", "1", *talk[2:])["traffic"]
     assert alone["prompt_tokens"] / 2 == pytest.approx(40, rel=0.5), "words are measured in tokens first"
     assert chat["prompt_tokens"] / 2 > 2 * alone["prompt_tokens"], "each turn holds those before it"
+
+
+def test_a_benchmark_that_is_killed_leaves_nothing_running(antc: Antc) -> None:
+    bench = antc.start("bench", "soak", *TINY, "--minutes", "5", "--clients", "3")
+    watched = psutil.Process(bench.pid)
+
+    def shards() -> list[psutil.Process]:
+        family = watched.children(recursive=True)
+        return family if sum("antfarm.shard" in process.cmdline() for process in family) >= 2 else []
+
+    family = eventually(shards, "shards of the private colony run")
+    bench.kill()
+    eventually(lambda: not any(map(alive, family)), "all of it has ended")
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_an_endpoint_that_is_not_there_is_one_clear_error(antc: Antc) -> None:

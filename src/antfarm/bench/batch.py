@@ -20,6 +20,7 @@ from antfarm.bench.colony import (
     UNSPLIT,
     Say,
     Split,
+    check_hosts,
     load,
     machine,
     model_file,
@@ -70,6 +71,7 @@ Readings = dict[tuple[str, str], float]
 
 def run(bench: BatchBench, say: Say) -> BatchResult:
     """Measure. Takes minutes. Raises what loading raises, and the first request that fails."""
+    check_hosts(bench.hosts)
     with (
         model_file(bench.subject, say) as (path, facts),
         private_colony(bench.hosts, facts, say) as home,

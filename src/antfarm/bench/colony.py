@@ -7,7 +7,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from antfarm.client.control import Control
 from antfarm.config import Home
 from antfarm.errors import Reason, StateError
 from antfarm.messages import LoadModel
+from antfarm.model.catalog import Catalog
 from antfarm.model.gguf import GgufFile
 from antfarm.model.synthetic import QUANTS, SHAPES, write
 from antfarm.types import ModelFacts, RunOptions
@@ -30,11 +31,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Subject:
-    """The model to measure: a GGUF file or a catalog name. Empty makes a synthetic `shape` in `quant`."""
+    """The model to measure: a GGUF file, or the name of one in `home`. Empty makes a synthetic `shape` in
+    `quant`."""
 
     model: str = ""
     shape: str = "llama-1b"
     quant: str = "q4_0"
+    home: Home = field(default_factory=Home.find)
 
     @property
     def name(self) -> str:
@@ -67,6 +70,16 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def check_hosts(hosts: int) -> None:
+    """Raises `bad-setting` when this machine has fewer cores than that."""
+    if hosts > (own := len(cores())):
+        raise StateError(
+            Reason.BAD_SETTING,
+            f"{hosts} hosts need a core each, and this machine has {own}",
+            hint="choose a smaller --hosts",
+        )
+
+
 def machine() -> str:
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
@@ -83,30 +96,17 @@ def model_file(subject: Subject, say: Say) -> Iterator[tuple[Path, ModelFacts]]:
 
 @contextmanager
 def private_colony(hosts: int, facts: ModelFacts, say: Say) -> Iterator[Home]:
-    """A colony of `hosts` foragers, each pinned to a core of its own; ended with the block.
-
-    Raises `bad-setting` when this machine has fewer cores.
-    """
-    own = cores()
-    if len(own) < hosts:
-        raise StateError(
-            Reason.BAD_SETTING,
-            f"{hosts} hosts need a core each, and this machine has {len(own)}",
-            hint="choose a smaller --hosts",
-        )
+    """A colony of `hosts` foragers, each pinned to a core of its own; ended with the block."""
     memory = min(4 * facts.bytes + ROOM, psutil.virtual_memory().total)
     foragers = [
         launch.ForagerOptions(f"host-{n}", threads=1, cpus=(core,), memory=memory)
-        for n, core in enumerate(own[:hosts], 1)
+        for n, core in enumerate(cores()[:hosts], 1)
     ]
     with tempfile.TemporaryDirectory(prefix="antfarm-bench-") as folder:
         home = Home(Path(folder))
         say(f"starting a colony of {hosts} foragers, one core each")
-        launch.start_colony(home, launch.QueenOptions(api_port=0, bus_port=0), foragers)
-        try:
+        with launch.own_colony(home, launch.QueenOptions(api_port=0, bus_port=0), foragers):
             yield home
-        finally:
-            launch.stop_colony(home)
 
 
 async def load(home: Home, path: Path, wanted: Mapping[Split, RunOptions], say: Say) -> None:
@@ -121,9 +121,7 @@ async def load(home: Home, path: Path, wanted: Mapping[Split, RunOptions], say: 
 
 def _resolve(subject: Subject, folder: Path, say: Say) -> Path:
     if subject.model:
-        from antfarm.model.catalog import Catalog
-
-        return Catalog(Home.find().models).resolve(subject.model)
+        return Catalog(subject.home.models).resolve(subject.model)
     if subject.shape not in SHAPES or subject.quant not in QUANTS:
         raise StateError(
             Reason.BAD_SETTING,

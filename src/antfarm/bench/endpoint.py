@@ -37,7 +37,12 @@ async def only_model(http: httpx.AsyncClient) -> str:
     with wire.connection_errors(str(http.base_url)):
         response = await http.get("/v1/models")
         wire.check(response)
-    names = [str(card["id"]) for card in response.json()["data"]]
+    try:
+        names = [str(card["id"]) for card in response.json()["data"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise StateError(
+            Reason.BAD_SETTING, f"{response.url} lists no models", hint="look at the address (--url)"
+        ) from error
     if len(names) == 1:
         return names[0]
     raise StateError(

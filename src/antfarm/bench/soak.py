@@ -12,7 +12,17 @@ import httpx
 import msgspec
 
 import antfarm
-from antfarm.bench.colony import Say, Split, Subject, load, machine, model_file, private_colony, splits
+from antfarm.bench.colony import (
+    Say,
+    Split,
+    Subject,
+    check_hosts,
+    load,
+    machine,
+    model_file,
+    private_colony,
+    splits,
+)
 from antfarm.bench.endpoint import Dialect, connected, settle
 from antfarm.bench.mix import Mix, Spread
 from antfarm.bench.residents import Resident, Residents
@@ -67,6 +77,7 @@ class SoakResult(msgspec.Struct, frozen=True):
 
 def run(bench: SoakBench, say: Say, tick: Tick) -> SoakResult:
     """Run for `seconds` and look at what is left. Raises what loading raises; findings are in the result."""
+    check_hosts(bench.hosts)
     with (
         model_file(bench.subject, say) as (path, facts),
         private_colony(bench.hosts, facts, say) as home,

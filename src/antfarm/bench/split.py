@@ -16,7 +16,18 @@ import httpx
 import msgspec
 
 import antfarm
-from antfarm.bench.colony import Say, Split, Subject, cores, load, machine, model_file, private_colony, splits
+from antfarm.bench.colony import (
+    Say,
+    Split,
+    Subject,
+    check_hosts,
+    cores,
+    load,
+    machine,
+    model_file,
+    private_colony,
+    splits,
+)
 from antfarm.bench.memory import read_bandwidth
 from antfarm.bench.mix import token_ids
 from antfarm.bench.stream import COMPLETIONS
@@ -72,6 +83,7 @@ class SplitResult(msgspec.Struct, frozen=True):
 
 def run(bench: SplitBench, say: Say) -> SplitResult:
     """Measure. Takes a minute or two. Raises what loading raises, and `bad-setting`."""
+    check_hosts(bench.hosts)
     with model_file(bench.subject, say) as (path, facts):
         say("measuring how fast one core reads memory")
         bandwidth = read_bandwidth(cores()[0])
@@ -117,7 +129,8 @@ async def lead_timings(
         "temperature": 0,
         "ignore_eos": True,
     }
-    response = await http.post(COMPLETIONS, json=body)
+    with wire.connection_errors(str(http.base_url)):
+        response = await http.post(COMPLETIONS, json=body)
     wire.check(response)
     timings: dict[str, float] = response.json()["timings"]
     return timings

@@ -48,7 +48,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         if given := ctx.params.pop("home"):
-            ctx.obj.home = Home.find(given)
+            ctx.obj.given = given
         return super().invoke(ctx)
 
 
@@ -90,7 +90,7 @@ def everywhere(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.ensure_object(Session).home = Home.find(home)
+    context.ensure_object(Session).given = home
 
 
 def run() -> None:

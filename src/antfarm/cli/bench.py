@@ -21,8 +21,9 @@ from antfarm.cli.benching import (
     Ticker,
     parse_spread,
     publish,
+    subject_of,
 )
-from antfarm.cli.options import Json, Wire, absolute_ref, parse_wire, within
+from antfarm.cli.options import Json, Wire, parse_wire, within
 from antfarm.cli.output import note
 from antfarm.cli.session import home_of
 
@@ -33,6 +34,7 @@ app.add_typer(bench, name="bench")
 
 @bench.command()
 def split(
+    context: typer.Context,
     model: ModelFile = "",
     shape: Shape = "llama-1b",
     quant: Quant = "q4_0",
@@ -48,11 +50,10 @@ def split(
 
     One core a forager, in a private colony. Prints tokens/s, ratios and bytes on the wire.
     """
-    from antfarm.bench.colony import Subject
     from antfarm.bench.report import split_page
     from antfarm.bench.split import SplitBench, run
 
-    subject = Subject(absolute_ref(model), shape, quant)
+    subject = subject_of(context, model, shape, quant)
     result = run(SplitBench(subject, hosts, prompt, answer, rounds, parse_wire(wire)), note)
     publish(result, split_page(result), out, as_json)
 
@@ -121,14 +122,14 @@ def serve(
     from antfarm.bench.mix import Mix
     from antfarm.bench.report import serve_page
     from antfarm.bench.serve import LONGEST_S, ServeBench, run
-    from antfarm.client.answers import api_of
+    from antfarm.client.answers import api_of, key_in
 
     mix = Mix(parse_spread(prompt_tokens), parse_spread(answer_tokens), cancel, chat_turns, seed)
     key = os.environ.get("OPENAI_API_KEY", "")
     if not url:
         url, key = api_of(home_of(context))
     if api_key_file:
-        key = api_key_file.read_text().strip()
+        key = key_in(api_key_file)
     requests = requests or (0 if duration else 4 * streams)
     asked = ServeBench(url, mix, key, model, streams, requests, duration or LONGEST_S)
     with Ticker() as tick:
@@ -142,6 +143,7 @@ def serve(
 
 @bench.command()
 def batch(
+    context: typer.Context,
     model: ModelFile = "",
     shape: Shape = "llama-1b",
     quant: Quant = "q4_0",
@@ -164,19 +166,18 @@ def batch(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """What company does to an answer: many streams, a long prompt, a chat's second turn.
+    """What company does to an answer, unsplit and split.
 
-    One core a forager, in a private colony, unsplit and split side by side.
+    Many streams, a long prompt, a chat's second turn. One core a forager, in a private colony.
     """
     from antfarm.bench.batch import SCENARIOS, run
-    from antfarm.bench.colony import Subject
     from antfarm.bench.lab import BatchBench
     from antfarm.bench.report import batch_page
 
     if unknown := set(only or ()) - set(SCENARIOS):
         raise typer.BadParameter(f"--only is one of {', '.join(SCENARIOS)}, not {', '.join(sorted(unknown))}")
     asked = BatchBench(
-        subject=Subject(absolute_ref(model), shape, quant),
+        subject=subject_of(context, model, shape, quant),
         hosts=hosts,
         streams=streams,
         prompt=prompt,
@@ -193,6 +194,7 @@ def batch(
 
 @bench.command()
 def soak(
+    context: typer.Context,
     model: ModelFile = "",
     shape: Shape = "tiny-llama",
     quant: Quant = "q8_0",
@@ -214,13 +216,12 @@ def soak(
 
     Exits 1 when a request failed, a slot was lost, a process ended or memory grew.
     """
-    from antfarm.bench.colony import Subject
     from antfarm.bench.report import soak_page
     from antfarm.bench.soak import SoakBench, run
 
     prompts, answers = parse_spread(prompt_tokens), parse_spread(answer_tokens)
     asked = SoakBench(
-        subject=Subject(absolute_ref(model), shape, quant),
+        subject=subject_of(context, model, shape, quant),
         hosts=hosts,
         clients=clients,
         seconds=minutes * 60,

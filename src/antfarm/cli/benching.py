@@ -12,8 +12,11 @@ import typer
 
 from antfarm.cli.options import within
 from antfarm.cli.output import document, note, say
+from antfarm.cli.session import home_of
+from antfarm.client.disk import absolute_ref
 
 if TYPE_CHECKING:
+    from antfarm.bench.colony import Subject
     from antfarm.bench.mix import Spread
 
 PLAIN_EVERY_S = 10.0  # between progress lines where there is no terminal
@@ -66,19 +69,29 @@ class Ticker:
             sys.stderr.flush()
 
 
+def subject_of(context: typer.Context, model: str, shape: str, quant: str) -> Subject:
+    from antfarm.bench.colony import Subject
+
+    return Subject(absolute_ref(model), shape, quant, home_of(context))
+
+
 def publish(result: Any, page: str, out: Path | None, as_json: bool) -> None:
-    """Print a result, as a page or a document; `out` keeps both."""
+    """Print a result, as a page or a document; `out` keeps both. It is printed if it can't be kept, too."""
+    try:
+        if out:
+            _keep(result, page, out.with_suffix("") if out.suffix in (".json", ".md") else out)
+    finally:
+        document(result) if as_json else say(page)
+
+
+def _keep(result: Any, page: str, out: Path) -> None:
     import msgspec
 
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-        out.with_suffix(".md").write_text(page)
-        note(f"wrote {out.with_suffix('.json')} and {out.with_suffix('.md')}")
-    if as_json:
-        document(result)
-    else:
-        say(page)
+    document, text = out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.md")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    document.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    text.write_text(page)
+    note(f"wrote {document} and {text}")
 
 
 def parse_spread(text: str) -> Spread:

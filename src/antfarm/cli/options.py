@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from antfarm.client.disk import absolute_ref
 from antfarm.types import RunOptions, SplitMode, WireFormat
 
 if TYPE_CHECKING:
@@ -187,12 +188,6 @@ def parse_wire(text: str) -> WireFormat:
 def file_path(path: Path | None) -> str:
     """An absolute path for a process that may run elsewhere; empty for none."""
     return str(path.absolute()) if path else ""
-
-
-def absolute_ref(model: str) -> str:
-    """A file that is here by its absolute path, since daemons run elsewhere; other references as they are."""
-    path = Path(model).expanduser()
-    return str(path.absolute()) if path.is_file() else model
 
 
 def load_request(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -18,9 +19,13 @@ T = TypeVar("T")
 
 @dataclass
 class Session:
-    """One run of `antc`."""
+    """One run of `antc`. `given`: with --home."""
 
-    home: Home = field(default_factory=Home.find)
+    given: Path | None = None
+
+    @property
+    def home(self) -> Home:
+        return Home.find(self.given)
 
 
 def home_of(context: typer.Context) -> Home:

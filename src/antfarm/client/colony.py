@@ -25,6 +25,7 @@ from antfarm.client import launch, wire
 from antfarm.client.answers import api_of
 from antfarm.client.blocking import Blocking
 from antfarm.client.control import Control
+from antfarm.client.disk import absolute_ref
 from antfarm.client.model import Model
 from antfarm.config import Home
 from antfarm.errors import Reason, StateError
@@ -115,7 +116,7 @@ class Colony:
     async def aload(self, model: str, **how: Unpack[Loading]) -> Model:
         """As `load`."""
         wanted = LoadModel(
-            _reference(model),
+            absolute_ref(model),
             name=how.get("name", ""),
             split=how.get("split", 0),
             mode=how.get("mode", "auto"),
@@ -217,12 +218,6 @@ class _Place:
         self.http = httpx.AsyncClient(**wire.options(url, key))
 
 
-def _reference(model: str) -> str:
-    """A file that is here by its absolute path, since foragers run elsewhere; another reference as it is."""
-    path = Path(model).expanduser()
-    return str(path.absolute()) if path.is_file() else model
-
-
 @contextmanager
 def _own(
     foragers: int, each: launch.ForagerOptions, given: str | os.PathLike[str] | None
@@ -230,11 +225,7 @@ def _own(
     with ExitStack() as stack:
         home = Home.find(given) if given else stack.enter_context(_temporary_home())
         queen = launch.QueenOptions(api_port=0, bus_port=0)
-        watched, held = os.pipe()  # ours ends with this process, and with it the colony
-        stack.callback(os.close, watched)
-        stack.callback(os.close, held)
-        launch.start_colony(home, queen, launch.divide_host(foragers, each), watched)
-        stack.callback(launch.stop_colony, home)
+        stack.enter_context(launch.own_colony(home, queen, launch.divide_host(foragers, each)))
         yield _Place(*api_of(home), home)
 
 

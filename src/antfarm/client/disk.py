@@ -1,4 +1,4 @@
-"""What the disk refuses, as errors that say what to do."""
+"""Files of this host: how ours are made, how a model's is named, and what the system refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from antfarm.config import Home
+from antfarm.config import Home, user_path
 from antfarm.errors import Reason, StateError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -18,6 +18,13 @@ ELSEWHERE = "change that, or name another home with --home or $ANTFARM_HOME"
 def private(path: str, flags: int) -> int:
     """An `opener` for `open`: a file that is made is its owner's alone."""
     return os.open(path, flags, 0o600)
+
+
+def absolute_ref(model: str) -> str:
+    """A model's file that is here by its absolute path, since daemons run elsewhere; another reference as
+    it is."""
+    path = user_path(model)
+    return str(path.absolute()) if path.is_file() else model
 
 
 @contextmanager

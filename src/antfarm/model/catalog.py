@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from antfarm.config import user_path
 from antfarm.errors import ModelError, Reason
 from antfarm.model import download, wheel
 from antfarm.model.gguf import GgufFile
@@ -92,7 +93,7 @@ class Catalog:
     def resolve(self, ref: str) -> Path:
         """The file of a model that is on this host. Raises `model-unknown` with what is known."""
         _check_scheme(ref)
-        path = Path(ref).expanduser() if _is_path(ref) else self._target(ref)
+        path = user_path(ref) if _is_path(ref) else self._target(ref)
         if path.is_file():
             return path.absolute()
         if _is_path(ref):
