@@ -88,7 +88,7 @@ def test_metrics_ask_for_the_key(antc: Antc) -> None:
     assert 'antfarm_replica_ready{model="tiny",replica="tiny-1"} 1.0' in page.text
 
 
-def test_top_without_a_colony_or_a_model(tmp_path: Path) -> None:
+def test_top_without_a_colony_or_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = Antc(tmp_path)
     assert nobody.run("top", code=1).stderr.startswith("antc: colony-down:")
     try:
@@ -96,5 +96,7 @@ def test_top_without_a_colony_or_a_model(tmp_path: Path) -> None:
         done = nobody.run("top", "--once")
         assert "1 forager;" in done.stdout and "no model is loaded" in done.stderr
         assert json.loads(nobody.run("top", "--json").stdout)["models"] == []
+        monkeypatch.setenv("FORCE_COLOR", "1")  # makes no terminal of a pipe
+        assert "1 forager;" in nobody.run("top").stdout
     finally:
         assert not nobody.close()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -19,6 +22,7 @@ from antfarm.cli.doctor import examine
 from antfarm.cli.joining import Invitation, replaced
 from antfarm.cli.options import parse_numbers, parse_shares, parse_size, parse_wire
 from antfarm.cli.output import size
+from antfarm.client.answers import api_key
 from antfarm.config import Home
 from antfarm.errors import AntfarmError, Reason
 from antfarm.types import WireFormat
@@ -183,6 +187,11 @@ main()
         (["forager", "--join", "nonsense"], 1, "antc: bad-setting: --join takes"),
         (["forager"], 1, "antc: colony-down: no colony runs"),
         (["pull", "no-such-model"], 1, "antc: model-unknown"),
+        (["load", "~nobody-of-this-name/m.gguf"], 1, "antc: bad-setting: which folder ~nobody-of-this-name"),
+        (["ask", "caf\udce9"], 1, "antc: invalid-request: a user message is not UTF-8"),
+        (["bench", "serve", "--url", "http://h:77777"], 1, "antc: bad-setting: 'http://h:77777' is not"),
+        (["bench", "serve", "--url", "h:80/v1"], 1, "antc: bad-setting: 'h:80' is not"),
+        (["bench", "split", "--hosts", "9999"], 1, "antc: bad-setting: 9999 hosts need a core each"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(
@@ -199,9 +208,28 @@ def antc(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("key", [" ", "a\nkey", "schlüssel"])
+def test_a_key_that_no_client_could_send_is_refused(tmp_path: Path, key: str) -> None:
+    """It must not be taken for no key, which would open the API to everyone."""
+    refused = antc(tmp_path, "queen", "--api-port", "0", "--bus-port", "0", "--api-key", key)
+    assert refused.returncode == 1 and refused.stderr.startswith("antc: bad-setting: the API key")
+    home = Home(tmp_path)
+    assert not home.api_key_file.exists()
+    home.api_key_file.write_text(key)
+    with pytest.raises(AntfarmError, match="the API key"):
+        api_key(home)
+
+
 def test_the_home_may_be_named_after_the_command(tmp_path: Path) -> None:
     for words in (["ps", "--home", str(tmp_path / "b")], ["unload", f"--home={tmp_path / 'b'}", "m"]):
         assert f"no colony runs in {tmp_path / 'b'}\n" in antc(tmp_path / "a", *words).stderr
+
+
+def test_a_user_without_a_home_can_name_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTFARM_HOME", "~nobody-of-this-name/home")
+    assert f"no colony runs in {tmp_path}\n" in antc(tmp_path, "ps").stderr
+    unnamed = subprocess.run([sys.executable, "-m", "antfarm", "ps"], capture_output=True, text=True)
+    assert unnamed.returncode == 1 and unnamed.stderr.startswith("antc: bad-setting: which folder")
 
 
 def test_an_unforeseen_error_is_one_line_and_its_traceback_a_file(tmp_path: Path) -> None:
@@ -223,6 +251,22 @@ def test_doctor_finds_a_home_that_can_not_be_used(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     wrong = [found for found in examine(Home(tmp_path)) if found.verdict == "wrong"]
     assert [found.check for found in wrong] == ["disk"]
+
+
+def test_doctor_goes_on_where_it_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat, locked = os.stat, tmp_path / "locked"
+    locked.mkdir()
+
+    def guarded(path: Any, **how: Any) -> os.stat_result:
+        if locked in Path(os.fsdecode(path)).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", guarded)
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != locked)
+    found = {one.check: one for one in examine(Home(locked / "home"))}
+    assert (found["home"].verdict, found["home"].text) == ("wrong", f"{locked} is not writable")
+    assert {"disk", "ports", "colony"} <= set(found)
 
 
 def test_doctor_finds_a_secret_that_others_can_read(tmp_path: Path) -> None:

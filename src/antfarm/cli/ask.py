@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing, suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from antfarm.cli.options import within
 from antfarm.cli.output import complain, document, note, put
 from antfarm.cli.session import home_of
-from antfarm.errors import AntfarmError, Reason
+from antfarm.errors import AntfarmError, Reason, RequestError
 
 if TYPE_CHECKING:
     from antfarm.client.answers import Answers
@@ -66,6 +67,7 @@ def ask(
     """
     from antfarm.client.answers import Answers
 
+    _take_stdin_as_it_is()
     text = sys.stdin.read() if question == "-" else question
     body = _settings(model, max_tokens, temperature, seed) | {"messages": [*_opening(system), _user(text)]}
     with Answers.of(home_of(context)) as api:
@@ -90,6 +92,7 @@ def chat(
     """
     from antfarm.client.answers import Answers
 
+    _take_stdin_as_it_is()
     settings = _settings(model, max_tokens, temperature, seed)
     history = _opening(system)
     with Answers.of(home_of(context)) as api:
@@ -131,7 +134,8 @@ def _answer(api: Answers, body: dict[str, Any], *, stoppable: bool = False) -> s
         if not stoppable:
             raise
     finally:
-        put("\n")
+        if last:
+            put("\n")
     note(_summary(last))
     return text
 
@@ -162,8 +166,24 @@ def _settings(model: str, max_tokens: int | None, temperature: float, seed: int 
 
 
 def _opening(system: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}] if system else []
+    return [_message("system", system)] if system else []
 
 
 def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+    return _message("user", text)
+
+
+def _message(role: str, text: str) -> dict[str, str]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            Reason.INVALID_REQUEST, f"a {role} message is not UTF-8 text", hint="`iconv` converts it"
+        ) from error
+    return {"role": role, "content": text}
+
+
+def _take_stdin_as_it_is() -> None:
+    """What is not UTF-8 is found in the message then, as in an argument, not while it is read."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -148,14 +148,14 @@ def _disk(home: Home) -> Iterator[Finding]:
 
 
 def _nearest(path: Path) -> Path:
-    """The folder that exists, in which this path is or would be made."""
-    return next(each for each in (path, *path.parents) if each.is_dir())
+    """The folder that exists, in which this path is or would be made, as far as this user may look."""
+    return next(each for each in (path, *path.parents) if os.path.isdir(each))  # noqa: PTH112 - never raises
 
 
 def _home(home: Home) -> Iterator[Finding]:
     folder = _nearest(home.path)
     for path in (home.path, *home.path.parents):
-        if path.is_file():
+        if os.path.isfile(path):  # noqa: PTH113 - never raises
             yield Finding("home", "wrong", f"{path} is not a directory", "move it away, or use --home")
             return
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -218,7 +218,7 @@ def _colony(home: Home) -> Iterator[Finding]:
     except AntfarmError as error:
         yield Finding("bus", "wrong", error.message, error.hint)
         return
-    yield Finding("bus", "ok", f"reachable; {len(nodes)} foragers")
+    yield Finding("bus", "ok", f"reachable; {len(nodes)} forager{'s'[: len(nodes) != 1]}")
     for node in nodes:
         if node.version != antfarm.__version__:
             yield Finding(

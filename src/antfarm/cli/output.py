@@ -6,11 +6,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from antfarm.errors import AntfarmError, Reason, StateError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -57,17 +60,23 @@ def document(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns under bold headings; never cut off when stdout is a pipe."""
-    from rich.console import Console
+    """Aligned columns under bold headings."""
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         grid.add_row(*map(Text, row))
-    console = Console(width=None if sys.stdout.isatty() else 1000)
+    show(grid)
+
+
+def show(drawn: RenderableType) -> None:
+    """To stdout, whole: a narrower terminal wraps the lines; squeezed, cells would lose their ends."""
+    from rich.console import Console
+
+    console = Console(width=1000)
     with _writable():
-        console.print(grid)
+        console.print(drawn)
 
 
 def size(count: float) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from antfarm.cli.options import Json
-from antfarm.cli.output import document, note
+from antfarm.cli.output import document, note, show
 from antfarm.cli.session import home_of, with_control
 
 app = typer.Typer()
@@ -29,8 +29,8 @@ def top(
 
     from antfarm.cli.live import draw, look, watch
 
-    home, console = home_of(context), Console()
-    if not (once or as_json) and console.is_terminal and not console.is_dumb_terminal:
+    home = home_of(context)
+    if not (once or as_json) and sys.stdout.isatty() and not Console().is_dumb_terminal:
         with contextlib.suppress(KeyboardInterrupt):
             with_control(home, watch)
         return
@@ -38,6 +38,6 @@ def top(
     if as_json:
         document(seen)
         return
-    Console(width=None if sys.stdout.isatty() else 1000).print(draw(seen))
+    show(draw(seen))
     if not seen.models:
         note("no model is loaded; `antc load MODEL` loads one")
