@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import gguf
@@ -140,6 +140,23 @@ def test_bos_as_the_file_says_and_never_twice(byte_level: Tokenizer, sentence_pi
     assert sentence_piece.encode("") == [bos]
 
 
+def test_a_text_that_is_ended_has_eos_where_the_file_says_so_and_never_twice(
+    sentence_piece: Tokenizer, tmp_path: Path
+) -> None:
+    _write_sentence_piece(tmp_path / "ended.gguf", add_eos=True)
+    with GgufFile.open(tmp_path / "ended.gguf") as file:
+        ending = Tokenizer.from_gguf(file)
+
+    def ended(tokenizer: Tokenizer, text: str) -> list[int]:
+        return [*chain.from_iterable(tokenizer.pieces(text, ended=True))]
+
+    plain, eos = sentence_piece.encode("a"), sentence_piece.eos
+    assert ending.encode("a") == plain
+    assert ended(sentence_piece, "a") == plain
+    assert ended(ending, "a") == ended(ending, "a</s>") == [*plain, eos]
+    assert ended(ending, "") == [ending.bos, eos]
+
+
 def test_user_defined_tokens_are_always_read_and_control_tokens_only_when_asked(
     sentence_piece: Tokenizer,
 ) -> None:
@@ -204,10 +221,10 @@ def test_sentencepiece_merges_as_the_definition_says(words: list[str], scores: l
     for symbol in symbols:
         expected += [tokens.index(symbol)] if symbol in score else list(symbol.encode())
     model = SentencePiece(tokens, [0.0] * 256 + [float(score[word]) for word in words], space_prefix=False)
-    assert model.encode(text, starts=True) == expected
+    assert [*chain.from_iterable(model.encode(text, starts=True))] == expected
 
 
-def _write_sentence_piece(path: Path) -> None:
+def _write_sentence_piece(path: Path, *, add_eos: bool = False) -> None:
     """A small vocabulary as Llama 2 has: control tokens, bytes, pieces, and a user-defined token."""
     control, pieces = ["<unk>", "<s>", "</s>"], ["▁", "a", "b", "▁a", "ab", "▁ab", "▁▁"]
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -215,6 +232,7 @@ def _write_sentence_piece(path: Path) -> None:
     kind = gguf.TokenType
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")
+    writer.add_add_eos_token(add_eos)
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * 259 + [-float(index) for index in range(len(pieces))] + [0.0])
     writer.add_token_types(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import queue
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from antfarm.errors import Reason
 from antfarm.messages import ChatMessage, Failure, TaskAssign, TaskOutput, Tool, Wanted
 from antfarm.model.gguf import GgufFile
 from antfarm.model.schema import MAX_REFS
-from antfarm.shard.intake import MAX_TEXT, Intake, Prepared
+from antfarm.shard.intake import MAX_TEXT, SHORT, Intake, Prepared
 from antfarm.shard.pooling import LAST, MEAN, Pool
 from antfarm.shard.sequence import Sequence
 from antfarm.types import Sampling
@@ -137,14 +139,14 @@ def test_a_library_that_panics_fails_its_task_alone(models: Models, monkeypatch:
         broken = Intake.from_gguf(file, 64)
     done: queue.Queue[Prepared] = queue.Queue()
     assign = broken.start(done.put)
-    encode = broken.tokenizer.encode
+    pieces = broken.tokenizer.pieces
 
-    def panics(text: str) -> list[int]:
+    def panics(text: str, **how: bool) -> Iterator[list[int]]:
         if text == "bad":
             raise Panic("index out of bounds")
-        return encode(text)
+        return pieces(text, **how)
 
-    monkeypatch.setattr(broken.tokenizer, "encode", panics)
+    monkeypatch.setattr(broken.tokenizer, "pieces", panics)
     for name in ("bad", "good"):
         assign(TaskAssign(name, "r", 1, Sampling(), text=name))
     bad, good = (done.get(timeout=10) for _ in range(2))
@@ -169,3 +171,24 @@ def test_rows_are_pooled_in_pieces_as_in_one(cuts: tuple[int, ...]) -> None:
     nothing = Pool(MEAN, 1)
     nothing.add(np.zeros((1, 5), np.float32))
     assert nothing.vector().tolist() == [0] * 5
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    with GgufFile.open(models.path("tiny-llama")) as file:
+        intake = Intake.from_gguf(file, context=1 << 20)
+    done: queue.Queue[Prepared] = queue.Queue()
+    assign, go_on = intake.start(done.put), threading.Event()
+    pieces = intake.tokenizer.pieces
+
+    def held_up(text: str, **how: bool) -> Iterator[list[int]]:
+        assert len(text) < SHORT or go_on.wait(10)
+        return pieces(text, **how)
+
+    monkeypatch.setattr(intake.tokenizer, "pieces", held_up)
+    long = " ".join(["ant"] * SHORT)
+    for name, messages in (("book", [long]), ("talk", ["a"] * (SHORT + 1)), ("question", ["Ants?"])):
+        said = tuple(ChatMessage("user", text) for text in messages)
+        assign(TaskAssign(name, "r", 1, Sampling(), messages=said))
+    assert done.get(timeout=10).task == "question"
+    go_on.set()
+    assert [done.get(timeout=10).task for _ in range(2)] == ["book", "talk"]

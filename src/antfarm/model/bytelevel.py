@@ -6,12 +6,16 @@ U+0100 onwards (GPT-2's `bytes_to_unicode`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from antfarm.model.pretokenize import PreTokenizer
+from antfarm.model.pretokenize import PreTokenizer, check_word
+
+PIECE = 1 << 15  # characters encoded at once: the library takes some 500 bytes for each
+_UNSURE = 4  # words at a piece's end that may go on, or be cut otherwise, in the whole text
 
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -38,11 +42,27 @@ class ByteLevelBpe:
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
 
-    def encode(self, text: str, *, starts: bool) -> list[int]:
-        """`starts` (at the text's start or after a special token) makes no difference here."""
-        # A batch of one: only batches let other threads run meanwhile, which a long text would stop.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+    def encode(self, text: str, *, starts: bool) -> Iterator[list[int]]:
+        """The ids of a text, of a long one piece by piece, cut where the pre-tokenizer cuts words: its
+        patterns never look back, so from there on they cut the rest as they do in the whole.
+
+        `starts` (at the text's start or after a special token) makes no difference here.
+        Raises `invalid-request` for a word of boundless length.
+        """
+        start, size = 0, PIECE
+        while len(text) - start > size:
+            # A batch of one: only batches let other threads run meanwhile, which a long text would stop.
+            (found,) = self._tokenizer.encode_batch([text[start : start + size]], add_special_tokens=False)
+            words = [word for word in found.word_ids if word is not None]
+            if words[-1] < _UNSURE:
+                check_word(size // _UNSURE)
+                size *= 2
+                continue
+            sure = bisect_left(words, words[-1] - _UNSURE + 1)
+            yield found.ids[:sure]
+            start, size = start + found.offsets[sure][0], PIECE
+        (last,) = self._tokenizer.encode_batch_fast([text[start:]], add_special_tokens=False)
+        yield last.ids
 
     def piece_bytes(self, token: str) -> bytes:
         """The text of a normal token; characters outside the byte alphabet stand for themselves."""

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from antfarm.errors import Reason, RequestError
+
+LONGEST_WORD = 1 << 16  # characters; a word is merged as a whole, in many times its own memory
+
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
@@ -18,6 +22,16 @@ class PreTokenizer:
     patterns: tuple[str, ...]
     whole_words: bool = False
     bos: bool = False
+
+
+def check_word(length: int) -> None:
+    """Raises `invalid-request` for a word that would take too much memory."""
+    if length > LONGEST_WORD:
+        raise RequestError(
+            Reason.INVALID_REQUEST,
+            f"the text has a word of over {LONGEST_WORD} characters",
+            hint="break it up, with spaces or punctuation",
+        )
 
 
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

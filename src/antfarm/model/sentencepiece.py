@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from operator import itemgetter
+
+from antfarm.model.pretokenize import check_word
 
 _SPACE = "▁"
 _WORD = re.compile(f"{_SPACE}*[^{_SPACE}]+|{_SPACE}+")
@@ -35,14 +38,18 @@ class SentencePiece:
         self._by_words = not any(_SPACE in token.lstrip(_SPACE) for token in tokens)
         self._cached = lru_cache(_CACHED_WORDS)(self._merge)
 
-    def encode(self, text: str, *, starts: bool) -> list[int]:
+    def encode(self, text: str, *, starts: bool) -> Iterator[list[int]]:
+        """The ids of a text, word by word where merges stay within words.
+
+        `starts`: at the text's start or after a special token. Raises `invalid-request` for a word of
+        boundless length.
+        """
         if starts and self._space_prefix:
             text = " " + text
         text = text.replace(" ", _SPACE)
-        ids: list[int] = []
-        for word in _WORD.findall(text) if self._by_words else [text]:
-            ids += self._cached(word) if len(word) <= _CACHED_LENGTH else self._merge(word)
-        return ids
+        for word in map(itemgetter(0), _WORD.finditer(text)) if self._by_words else [text]:
+            check_word(len(word))
+            yield self._cached(word) if len(word) <= _CACHED_LENGTH else self._merge(word)
 
     def piece_bytes(self, token: str) -> bytes:
         """The text of a normal or byte token."""

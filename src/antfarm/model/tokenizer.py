@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,7 +40,7 @@ _ENDS = frozenset(
 class _Model(Protocol):
     """What turns plain text into ids; special tokens are not its business."""
 
-    def encode(self, text: str, *, starts: bool) -> list[int]: ...
+    def encode(self, text: str, *, starts: bool) -> Iterator[list[int]]: ...
     def piece_bytes(self, token: str) -> bytes: ...
 
 
@@ -66,6 +66,7 @@ class Tokenizer:
         self.bos = self._special_id(metadata, "bos", kind.bos)
         self.eos = self._special_id(metadata, "eos", kind.eos)
         self.adds_bos = metadata.typed("tokenizer.ggml.add_bos_token", bool, kind.adds_bos)
+        self._adds_eos = metadata.typed("tokenizer.ggml.add_eos_token", bool, default=False)
         ends = [self._special_id(metadata, name, None) for name in ("eot", "eom")]
         by_text = [index for index, token in enumerate(tokens) if token in _ENDS]
         self.eog: frozenset[int] = frozenset(each for each in (self.eos, *ends, *by_text) if each is not None)
@@ -93,20 +94,35 @@ class Tokenizer:
             raise _unsupported(file, f"has a bad vocabulary: {error}") from None
 
     def encode(self, text: str, *, special: bool = True, bos: bool | None = None) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text: all that `pieces` gives."""
+        return [*chain.from_iterable(self.pieces(text, special=special, bos=bos))]
+
+    def pieces(
+        self, text: str, *, special: bool = True, bos: bool | None = None, ended: bool = False
+    ) -> Iterator[list[int]]:
+        """Token ids of a text, of a long one piece by piece, so that the memory it takes is bounded and a
+        reader may stop early.
 
         `special` reads the names of control tokens as those tokens, else as plain text. `bos` None does
-        as the file says, and never doubles a BOS that the text starts with. Raises `invalid-request`
-        when the text is not valid Unicode.
+        as the file says, and never doubles a BOS that the text starts with. `ended`: the text is whole
+        and nothing will follow, so it ends with EOS where the file says that texts do. Raises
+        `invalid-request` when the text is not valid Unicode, or has a word of boundless length.
         """
         _check_unicode(text)
-        ids = self._encode(text, self._any_special if special else self._user_defined, starts=True)
-        wanted = self.adds_bos and ids[:1] != [self.bos] if bos is None else bos
-        return [self.bos, *ids] if wanted and self.bos is not None else ids
+        pieces = self._encode(text, self._any_special if special else self._user_defined, starts=True)
+        first = next(pieces, [])
+        wanted = self.adds_bos and first[:1] != [self.bos] if bos is None else bos
+        last = first
+        yield [self.bos, *first] if wanted and self.bos is not None else first
+        for piece in pieces:
+            last = piece or last
+            yield piece
+        if ended and self._adds_eos and self.eos is not None and last[-1:] != [self.eos]:
+            yield [self.eos]
 
     def encode_within(self, text: str) -> list[int]:
         """Token ids of a text that stands inside another: their bytes are its bytes, nothing in front."""
-        return self._encode(text, self._user_defined, starts=False)
+        return [*chain.from_iterable(self._encode(text, self._user_defined, starts=False))]
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """The text of whole tokens, as the inverse of `encode`; bytes that are not UTF-8 become U+FFFD.
@@ -131,18 +147,15 @@ class Tokenizer:
         """Whether a token is control, with no text of its own in an answer."""
         return token in self._hidden
 
-    def _encode(self, text: str, special: re.Pattern[str] | None, *, starts: bool) -> list[int]:
-        pieces = special.split(text) if special else [text]
-        ids: list[int] = []
+    def _encode(self, text: str, special: re.Pattern[str] | None, *, starts: bool) -> Iterator[list[int]]:
         after_special = starts
-        for index, piece in enumerate(pieces):
+        for index, part in enumerate(special.split(text) if special else [text]):
             if index % 2:
-                ids.append(self._ids[piece])
+                yield [self._ids[part]]
                 after_special = starts
-            elif piece:
-                ids += self._kind.model.encode(piece, starts=after_special)
+            elif part:
+                yield from self._kind.model.encode(part, starts=after_special)
                 after_special = False
-        return ids
 
     def _special_id(self, metadata: Metadata, name: str, default: int | None) -> int | None:
         value = metadata.typed(f"tokenizer.ggml.{name}_token_id", int, -1 if default is None else default)

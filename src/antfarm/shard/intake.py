@@ -31,6 +31,8 @@ from antfarm.shard.sequence import Clock, Sequence
 
 MAX_TEXT = 1 << 20  # bytes turned to tokens, or from them, at once: what a line of the pipe has room for
 
+SHORT = 1 << 15  # characters of a text that is prepared in a few hundredths of a second
+
 log = logging.getLogger(__name__)
 
 
@@ -74,18 +76,22 @@ class Intake:
             return Prepared(task.task, Failure(Reason.INTERNAL, text))
 
     def start(self, done: Callable[[Prepared], None]) -> Callable[[TaskAssign], None]:
-        """Prepare tasks in the background, one after the other. Returns where to put them; `done` is called
-        in the background with each."""
-        tasks: queue.SimpleQueue[tuple[TaskAssign, float]] = queue.SimpleQueue()
+        """Prepare tasks in the background, in their order; short ones do not wait for long ones. Returns
+        where to put them; `done` is called in the background with each."""
 
-        def work() -> None:
+        def work(tasks: queue.SimpleQueue[tuple[TaskAssign, float]]) -> None:
             while True:
                 done(self.prepare(*tasks.get()))
 
+        def lane(name: str) -> queue.SimpleQueue[tuple[TaskAssign, float]]:
+            tasks: queue.SimpleQueue[tuple[TaskAssign, float]] = queue.SimpleQueue()
+            threading.Thread(target=work, args=(tasks,), name=name, daemon=True).start()
+            return tasks
+
         before = threading.stack_size(STACK)
-        threading.Thread(target=work, name="intake", daemon=True).start()
+        short, long = lane("intake"), lane("intake-long")
         threading.stack_size(before)
-        return lambda task: tasks.put((task, time.perf_counter()))
+        return lambda task: (long if _length(task) > SHORT else short).put((task, time.perf_counter()))
 
     def _sequence(self, task: TaskAssign, arrived: float) -> Sequence:
         check(task.sampling)
@@ -116,7 +122,7 @@ class Intake:
     def _prompt(self, task: TaskAssign) -> list[int]:
         text = self._written(task)
         if text is not None:
-            return self._encode(task, text)
+            return self._encoded(task, text)
         self._check_ids(task.tokens or (), _field(task))
         return list(task.tokens or ())
 
@@ -173,11 +179,19 @@ class Intake:
                 param=param,
             )
 
-    def _encode(self, task: TaskAssign, text: str) -> list[int]:
-        least = len(text) // self.tokenizer.longest
-        if least >= self._context:  # not worth the time to say it exactly
-            raise self._overflow(task, f"has {len(text)} characters, at least {least} tokens", least)
-        return self.tokenizer.encode(text)
+    def _encoded(self, task: TaskAssign, text: str) -> list[int]:
+        """Only so far as it fits: how long a text is that does not is not worth the time to say exactly."""
+
+        def check(least: int) -> None:
+            if least >= self._context:
+                raise self._overflow(task, f"has {len(text)} characters, at least {least} tokens", least)
+
+        check(len(text) // self.tokenizer.longest)
+        tokens: list[int] = []
+        for piece in self.tokenizer.pieces(text, ended=task.wanted.kind == "vector"):
+            check(len(tokens))
+            tokens += piece
+        return tokens
 
     def _overflow(self, task: TaskAssign, what: str, tokens: int) -> RequestError:
         return RequestError(
@@ -195,6 +209,12 @@ def _field(task: TaskAssign) -> str:
     if task.messages is not None:
         return "messages"
     return "input" if task.wanted.kind == "vector" else "prompt"
+
+
+def _length(task: TaskAssign) -> int:
+    """Characters or tokens that are to be converted."""
+    messages = sum(len(message.content) for message in task.messages or ())
+    return messages + len(task.text or "") + len(task.tokens or ())
 
 
 def _check_size(size: int) -> None:
