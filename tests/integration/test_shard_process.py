@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -98,6 +99,15 @@ def test_the_smallest_settings_answer(models: Models, start: Start) -> None:
     options = RunOptions(context=2, chunk=1)
     split = start(models.path("tiny-llama"), stages=2, options=options).ready()
     assert split.ask([7], GREEDY).count == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere libraries reserve addresses by the terabyte")
+def test_a_chunk_longer_than_the_context_takes_no_room(models: Models, start: Start) -> None:
+    options = RunOptions(context=16, chunk=1 << 24)
+    split = start(models.path("tiny-llama"), stages=2, options=options).ready()
+    assert split.ask([7] * 12, GREEDY).count == 4
+    for shard in split.shards:
+        assert psutil.Process(shard.pid).memory_info().vms < 4 << 30  # such a chunk's rows take 6 GiB
 
 
 def test_the_same_seed_gives_the_same_text_split_or_not(models: Models, start: Start) -> None:

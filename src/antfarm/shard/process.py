@@ -93,7 +93,9 @@ class Shard:
             facts, options = file.facts, self._spec.load.options
             width, context = facts.embedding, options.context or default_context(facts.context)
             intake = self._intake(file, context) if self._part.lead else None
-            self._options = msgspec.structs.replace(options, context=context, slots=options.slots or 1)
+            self._options = msgspec.structs.replace(
+                options, context=context, slots=options.slots or 1, chunk=min(options.chunk, context)
+            )
             runtime = psutil.Process().memory_info().rss
             engine = Engine.load(
                 file,
