@@ -14,6 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 from support.models import Models
+from support.stopping import stop
 from support.world import World
 
 from antfarm.errors import AntfarmError, Reason
@@ -25,6 +26,8 @@ from antfarm.types import RunOptions, Sampling
 SMALL = RunOptions(context=256, slots=1)
 SHORT = Sampling(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0)
 LONG = TaskRequest("tiny", Sampling(temperature=0.0, max_tokens=200, ignore_eos=True), tokens=(1, 2, 3))
+ROOMY = RunOptions(context=32768, slots=1, queue=1)
+ENDLESS = TaskRequest("tiny", Sampling(temperature=0.0, ignore_eos=True), tokens=(1, 2, 3))  # fills ROOMY
 
 
 def shards(world: World) -> dict[str, int]:
@@ -55,9 +58,9 @@ async def test_several_models_share_foragers_and_unloading_one_makes_room(
     assert caught.value.reason is Reason.MODEL_RETIRED
 
 
-async def started(world: World, stack: AsyncExitStack) -> AsyncIterator[TaskEvent]:
-    """A long answer, begun."""
-    events = await stack.enter_async_context(aclosing(world.queen.run(LONG)))
+async def started(world: World, stack: AsyncExitStack, asked: TaskRequest) -> AsyncIterator[TaskEvent]:
+    """An answer, begun."""
+    events = await stack.enter_async_context(aclosing(world.queen.run(asked)))
     await anext(events)
     return events
 
@@ -69,10 +72,12 @@ async def test_one_replica_is_killed_and_the_other_serves(world: World, tiny: Pa
     used = [shard.forager for replica in (first, second) for shard in replica.shards]
     assert (first.replica, second.replica, len(set(used))) == ("tiny-1", "tiny-2", 4)
 
+    victim = world.foragers[first.shards[1].forager].shards()[0].pid
+    stop(victim)  # so that no answer of its replica ends before it does
     async with AsyncExitStack() as stack:
-        lost, kept = [await started(world, stack) for _ in range(2)]
+        lost, kept = [await started(world, stack, LONG) for _ in range(2)]
         assert world.queen.tasks.underway() == {("tiny-1", first.epoch): 1, ("tiny-2", second.epoch): 1}
-        os.kill(world.foragers[first.shards[1].forager].shards()[0].pid, signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         (*_, failed), (*_, finished) = [[e async for e in events] for events in (lost, kept)]
     assert isinstance(failed, TaskFinished) and failed.failure
     assert failed.failure.reason == Reason.SHARD_FAILED
@@ -103,12 +108,12 @@ async def test_a_lead_that_hangs_is_lost_and_the_other_replica_serves(
     world: World, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asyncio.gather(*(world.forager(name) for name in "ab"))
-    await world.load(tiny, 1, replicas=2, options=SMALL)
+    await world.load(tiny, 1, replicas=2, options=ROOMY)
     monkeypatch.setattr("antfarm.queen.tasks.SILENCE_S", 2.0)
     first, _ = world.queen.replicas()
     lead = world.foragers[first.shards[0].forager].shards()[0].pid
     async with AsyncExitStack() as stack:
-        events = await started(world, stack)
+        events = await started(world, stack, ENDLESS)
         os.kill(lead, signal.SIGSTOP)
         (*_, failed) = [event async for event in events]
     assert isinstance(failed, TaskFinished) and failed.failure
@@ -161,9 +166,11 @@ async def test_what_shards_and_tasks_did_is_on_the_page(world: World, tiny: Path
     assert len(await world.ask(SHORT)) == len(await world.ask(SHORT)) == 3
 
     def told() -> bool:
-        """Each shard has reported its last step."""
-        steps = [shard.steps for shard in world.queen.stats().shards]
-        return len(steps) == 2 and steps[0] == steps[1] > 4
+        """Each shard has reported all rows: three that proved the replica, the two prompts' that were read,
+        and the answers' that were passed on. And the lead that it is idle again."""
+        shards = world.queen.stats().shards
+        idle = any(shard.lead and shard.lead.running == 0 for shard in shards)
+        return idle and [s.prompt_rows + s.decode_rows for s in shards] == [3 + 4 + 1 + 2 * 2] * 2
 
     await world.until(told)
     await world.until(lambda: all(s.resident for r in world.queen.stats().replicas for s in r.shards))
@@ -188,10 +195,10 @@ async def test_what_shards_and_tasks_did_is_on_the_page(world: World, tiny: Path
 
 async def test_more_than_all_queues_take_is_refused(world: World, tiny: Path) -> None:
     await asyncio.gather(*(world.forager(name) for name in "ab"))
-    await world.load(tiny, 1, replicas=2, options=RunOptions(context=256, slots=1, queue=1))
+    await world.load(tiny, 1, replicas=2, options=ROOMY)
     async with AsyncExitStack() as stack:
         for _ in range(4):
-            await started(world, stack)
+            await started(world, stack, ENDLESS)
         with pytest.raises(AntfarmError) as caught:
             await world.ask(SHORT)
         assert caught.value.reason is Reason.QUEUE_FULL
@@ -212,9 +219,15 @@ async def test_unloading_while_replicas_load_leaves_nothing(world: World, tiny: 
     await world.queen.load(LoadModel(str(tiny), name="tiny", split=1, replicas=2))
     await world.until(lambda: any(shards(world).values()))
     await world.queen.unload("tiny")
-    await world.until(lambda: not any(shards(world).values()))
-    await asyncio.sleep(0.5)
-    assert not any(shards(world).values())
+    looks = 0
+
+    def quiet() -> bool:
+        """For half a second: a shard that was on its way starts yet, and is ended as nobody asks for it."""
+        nonlocal looks
+        looks = 0 if any(shards(world).values()) else looks + 1
+        return looks >= 25
+
+    await world.until(quiet)
     assert world.queen.status() == []
 
 
@@ -226,7 +239,7 @@ async def test_of_three_shards_the_killed_one_is_named(world: World, tiny: Path)
     victim = status.shards[2].forager
     (process,) = world.foragers[victim].shards()
     process.kill()
-    assert await asyncio.to_thread(psutil.wait_procs, [process], 10)
+    assert await asyncio.to_thread(psutil.wait_procs, [process], 30) == ([process], [])
     await world.until(lambda: world.queen.status()[0].state == "unavailable")
 
     def named() -> bool:
