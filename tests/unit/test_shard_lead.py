@@ -22,6 +22,7 @@ from antfarm.messages import (
     TaskCancel,
     TaskEvent,
     TaskFinished,
+    TaskOutput,
     TaskTokens,
     Wanted,
 )
@@ -59,6 +60,11 @@ class Scripted:
             else:
                 row[best] = 9
         return logits
+
+    def collect_hidden(self) -> NDArray[np.float32]:
+        """Rows of which each holds its token's next one."""
+        batch, tokens = self._flying.popleft()
+        return np.array([[1, self._next(last)] for last in tokens[batch.outputs].tolist()], np.float32)
 
     def traffic(self) -> Traffic:
         return Traffic(100 * len(self.batches), 0.5 * len(self.batches))
@@ -141,6 +147,23 @@ def test_rows_that_mean_nothing_end_their_task_alone(models: Models) -> None:
     assert sum(event.count for event in driven.of("bad") if isinstance(event, TaskTokens)) == 2
     good = driven.of("good")[-1]
     assert isinstance(good, TaskFinished) and (good.finish, good.index) == ("length", 5)
+
+
+def test_a_vector_that_means_nothing_ends_its_task_alone(models: Models) -> None:
+    driven = Driven(models, lambda last: float("nan") if last == 50 else last + 1)
+    bad, good = (
+        msgspec.structs.replace(task(name, tokens), wanted=Wanted("vector"))
+        for name, tokens in (("bad", (48, 50)), ("good", (2, 3)))
+    )
+    driven.tell(bad, good)
+    end = driven.of("bad")[-1]
+    assert isinstance(end, TaskFinished) and end.failure
+    assert (end.finish, end.failure.reason) == ("error", "internal")
+    assert not [event for event in driven.of("bad") if isinstance(event, TaskOutput)]
+    output, end = driven.of("good")[1:]
+    assert isinstance(output, TaskOutput) and isinstance(end, TaskFinished) and end.finish == "stop"
+    expected = np.array([2, 7]) / 53**0.5  # of rows [1, 3] and [1, 4]
+    np.testing.assert_allclose(np.frombuffer(output.vector, "<f4"), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("part", ["sampler", "answer"])

@@ -243,10 +243,16 @@ class Lead:
 
     def _pool(self, sequence: Sequence, pool: Pool, rows: NDArray[np.float32]) -> None:
         pool.add(rows)
-        if pool.complete:
-            sequence.clock.token(time.perf_counter())
-            self._said.append(TaskOutput(sequence.task, pool.vector().tobytes()))
-            self._end(sequence, "stop")
+        if not pool.complete:
+            return
+        sequence.clock.token(time.perf_counter())
+        try:
+            vector = pool.vector()
+        except AntfarmError as error:
+            self._end(sequence, "error", Failure.of(error), sound=False)
+            return
+        self._said.append(TaskOutput(sequence.task, vector.tobytes()))
+        self._end(sequence, "stop")
 
     def _token(self, sequence: Sequence, row: NDArray[np.float32]) -> None:
         try:

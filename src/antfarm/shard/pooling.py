@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
+from antfarm.errors import AntfarmError, Reason
 from antfarm.model.gguf import GgufFile
 
 MEAN = "mean"
@@ -39,7 +42,14 @@ class Pool:
         return self._missing <= 0
 
     def vector(self) -> NDArray[np.float32]:
-        """[E], of length 1 (the mean's scale does not matter for that)."""
+        """[E], of length 1 (the mean's scale does not matter for that). Raises `internal` when the rows
+        hold what is not finite: no vector then means anything."""
         assert self._sum is not None
         length = float(np.linalg.norm(self._sum))
+        if not math.isfinite(length):
+            raise AntfarmError(
+                Reason.INTERNAL,
+                "the model computed a vector of numbers that are not finite",
+                hint="the model file may be damaged; compare its checksum, or try another wire format",
+            )
         return (self._sum / (length or 1.0)).astype("<f4")
