@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf.constants import PoolingType
 from support import reference, shards
 from support.logprobs import distance, follow, overlap
 from support.models import Models
 
 from antfarm.model import synthetic
 from antfarm.model.gguf import GgufFile
+from antfarm.model.tokenizer import Tokenizer
+from antfarm.shard.pooling import Pool, pooling_of
 from antfarm.types import Part, RunOptions
 
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, 500, 90)]
@@ -93,3 +96,22 @@ def test_several_threads_compute_the_same(models: Models) -> None:
             with shards.load(file, plan(file, "unsplit"), EXACT, threads=threads) as loaded:
                 results.append(loaded.prompt(0, PROMPT))
     np.testing.assert_allclose(results[1], results[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.MEAN, PoolingType.LAST])
+def test_vectors_are_pooled_as_the_file_says(tmp_path: Path, pooling: PoolingType) -> None:
+    path = tmp_path / "m.gguf"
+    synthetic.write(path, replace(synthetic.SHAPES["tiny-llama"], pooling=pooling), "f32")
+    texts = ["the ant", "and the other ants of the farm, one after the other, are not so wise"]
+    theirs = reference.Reference(path, kv="f32", flash_attention=False, pooling="UNSPECIFIED").embeddings(texts)
+    with GgufFile.open(path) as file, shards.load(file, plan(file, "hybrid"), EXACT) as loaded:
+        tokenizer = Tokenizer.from_gguf(file)
+        for text, expected in zip(texts, theirs, strict=True):
+            tokens = tokenizer.encode(text)
+            pool = Pool(pooling_of(file), len(tokens))
+            for at in range(0, len(tokens), 7):
+                piece = np.array(tokens[at : at + 7], np.int32)
+                rows = loaded.forward(shards.chunk(0, at, len(piece)), piece)
+                pool.add(loaded.lead.normalized(rows))
+            assert pool.complete
+            np.testing.assert_allclose(pool.vector(), expected, atol=2e-4)

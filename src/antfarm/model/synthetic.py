@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, TokenType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, PoolingType, TokenType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
@@ -50,6 +50,7 @@ class Shape:
     rope_factors: bool = False  # rope_freqs.weight, as Llama 3.1 and later have
     rope_base: float = 10000.0
     rope_scaling: tuple[str, float] | None = None  # ("linear" or "yarn", factor)
+    pooling: PoolingType | None = None  # of the rows of an embedding
 
     @property
     def key_width(self) -> int:
@@ -253,6 +254,8 @@ def _write_hparams(writer: GGUFWriter, shape: Shape) -> None:
     writer.add_rope_dimension_count(shape.key_width)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.vocabulary)
+    if shape.pooling is not None:
+        writer.add_pooling_type(shape.pooling)
     if shape.rope_scaling:
         kind, factor = shape.rope_scaling
         writer.add_string(f"{shape.architecture}.rope.scaling.type", kind)
