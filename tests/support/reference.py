@@ -31,7 +31,7 @@ class Reference:
         threads: int = 1,
         pooling: str = "",
     ) -> None:
-        """With `pooling` ("MEAN"; "UNSPECIFIED" does as the file says), it gives embeddings and nothing else."""
+        """With `pooling` ("MEAN", or "UNSPECIFIED": as the file says), it gives embeddings alone."""
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
         params.n_ctx = 512

@@ -103,7 +103,8 @@ def test_vectors_are_pooled_as_the_file_says(tmp_path: Path, pooling: PoolingTyp
     path = tmp_path / "m.gguf"
     synthetic.write(path, replace(synthetic.SHAPES["tiny-llama"], pooling=pooling), "f32")
     texts = ["the ant", "and the other ants of the farm, one after the other, are not so wise"]
-    theirs = reference.Reference(path, kv="f32", flash_attention=False, pooling="UNSPECIFIED").embeddings(texts)
+    llama = reference.Reference(path, kv="f32", flash_attention=False, pooling="UNSPECIFIED")
+    theirs = llama.embeddings(texts)
     with GgufFile.open(path) as file, shards.load(file, plan(file, "hybrid"), EXACT) as loaded:
         tokenizer = Tokenizer.from_gguf(file)
         for text, expected in zip(texts, theirs, strict=True):
