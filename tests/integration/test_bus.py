@@ -42,7 +42,7 @@ async def bus(server: EmbeddedServer) -> AsyncIterator[Bus]:
 
 
 def facts(forager: str, pid: int = 1) -> ForagerFacts:
-    return ForagerFacts(forager, "host", "127.0.0.1", 2, 1, 1 << 30, ("CPU",), (), "0", pid, 0.0)
+    return ForagerFacts(forager, "host", "127.0.0.1", 2, 1, 1 << 30, ("CPU",), (), "0", pid, 0.0, "m", True)
 
 
 # ---- the server

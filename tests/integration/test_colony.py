@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import psutil
 import pytest
-from support.stopping import stopped
+from support.stopping import stop, stopped
 from support.world import GREEDY, World
 
 from antfarm.bus import Bus
@@ -105,8 +105,9 @@ async def test_a_model_is_fetched_by_the_foragers(world: World, tiny: Path) -> N
     thread.start()
     try:
         async with await bus.subscribe(PULL_EVENTS) as pulls:
+            await bus.flush()
             await world.load(f"http://127.0.0.1:{server.server_port}/{tiny.name}", 2)
-            told = await asyncio.wait_for(anext(pulls), 5)
+            told = await asyncio.wait_for(anext(pulls), 20)
         assert told.total == size
         assert [path.stat().st_size for path in world.home.models.rglob("*.gguf")] == [size]
     finally:
@@ -140,12 +141,13 @@ async def test_a_killed_shard_makes_the_model_unavailable_and_a_load_brings_it_b
 ) -> None:
     await asyncio.gather(world.forager("a"), world.forager("b"))
     status = await world.load(tiny, 2)
-    victim = world.foragers[status.shards[1].forager]
+    victim = world.foragers[status.shards[1].forager].shards()[0].pid
+    stop(victim)  # so that the answer does not end before it does
     long = Sampling(temperature=0.0, max_tokens=400, ignore_eos=True)
     run = world.queen.tasks.run(TaskRequest("tiny", long, tokens=(1, 2, 3)))
     async with aclosing(run) as events:
         await anext(events)
-        os.kill(victim.shards()[0].pid, signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         rest = [event async for event in events]
     last = rest[-1]
     assert isinstance(last, TaskFinished) and last.failure
@@ -176,7 +178,7 @@ async def test_a_killed_forager_is_lost_and_its_shards_end_with_it(world: World,
         await world.ask()
     assert caught.value.reason is Reason.SHARD_MISSING
     assert name in caught.value.message
-    assert await asyncio.to_thread(psutil.wait_procs, [orphan], 10) == ([orphan], [])
+    assert await asyncio.to_thread(psutil.wait_procs, [orphan], 30) == ([orphan], [])
     await world.until(lambda: [f.id for f in world.queen.foragers()] == [status.shards[0].forager])
     kinds = [event.kind for event in await world.ops()]
     assert kinds.count("shard-missing") == kinds.count("forager-lost") == 1
@@ -243,6 +245,18 @@ async def test_a_name_is_taken_once(world: World) -> None:
         await Forager.start(ForagerSettings(world.home, secret, world.queen.bus_url, name="a"))
     assert caught.value.reason is Reason.BAD_SETTING
     assert "--name" in caught.value.hint
+
+
+async def test_foragers_of_one_machine_know_it(world: World) -> None:
+    secret = Secret.load_or_create(world.home.secret_file)
+    await world.forager("a")
+    forager = await Forager.start(ForagerSettings(world.home, secret, world.queen.bus_url, name="b"))
+    try:
+        (told,), found = world.queen.foragers()[:1], forager.facts
+        assert told.machine == found.machine and told.pid != found.pid
+        assert (told.memory_told, found.memory_told) == (True, False)
+    finally:
+        await forager.close()
 
 
 async def test_a_forager_whose_heart_breaks_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

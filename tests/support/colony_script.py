@@ -106,7 +106,9 @@ class Script:
 
 
 def forager(id: str, mib: int = 1024, started: float = 1.0, **changes: Any) -> ForagerFacts:
-    made = ForagerFacts(id, f"host-{id}", "10.0.0.1", 4, 2, mib << 20, ("CPU",), (), "1", 7, started)
+    made = ForagerFacts(
+        id, f"host-{id}", "10.0.0.1", 4, 2, mib << 20, ("CPU",), (), "1", 7, started, f"machine-{id}", True
+    )
     return msgspec.structs.replace(made, **changes)
 
 

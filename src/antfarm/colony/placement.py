@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from antfarm.colony.sharing import share
 from antfarm.colony.state import Model, Replica, Shard, state_of
 from antfarm.errors import AntfarmError, PlanError, Reason, RequestError
 from antfarm.messages import ForagerFacts, LoadModel
@@ -72,10 +73,11 @@ def place_model(
             f"no forager has the backend {ask.options.backend}",
             hint=f"there is: {', '.join(known)}",
         )
+    used = {one.id: sum(taken.get(one.id, ())) for one in foragers}
     hosts = [
         HostShare(
             one.id,
-            max(0, one.memory - sum(taken.get(one.id, ()))),
+            max(0, share(one, foragers, used) - used[one.id]),
             float(one.threads),
             len(taken.get(one.id, ())),
         )
@@ -85,6 +87,8 @@ def place_model(
     try:
         return place(facts, hosts, split_request(ask), ask.options)
     except PlanError as error:
+        if sharing := [one.id for one in able if share(one, foragers, used) < one.memory]:
+            error.message += f"; {', '.join(sharing)} share their machine's memory"
         if apart:
             error.message += (
                 f"; {', '.join(sorted(apart))} hold other replicas, and each takes its own foragers"

@@ -25,6 +25,9 @@ def introduce(facts: ForagerFacts, live: Sequence[ForagerFacts]) -> str:
     if beside and threads > facts.cores:
         names = ", ".join(one.id for one in beside)
         text += f"; with {names} it has {threads} threads there: --threads shares the cores out"
+    sharing = [one.id for one in live if one.machine == facts.machine and one.id != facts.id]
+    if sharing and not facts.memory_told:
+        text += f"; it shares that memory with {', '.join(sharing)}: --memory tells it how much it may take"
     return text
 
 

@@ -30,7 +30,7 @@ from antfarm.errors import AntfarmError, BusError, Reason, StateError
 from antfarm.forager.files import Files
 from antfarm.forager.nursery import Nursery
 from antfarm.forager.probe import Capabilities, probe
-from antfarm.forager.settings import ForagerSettings, cores
+from antfarm.forager.settings import ForagerSettings, cores, machine
 from antfarm.messages import (
     DescribeModel,
     Done,
@@ -175,6 +175,8 @@ class Forager:
             version=__version__,
             pid=os.getpid(),
             started=time.time(),
+            machine=machine(),
+            memory_told=settings.memory > 0,
         )
 
     async def _report(self, event: ShardEvent | TaskEvent) -> None:

@@ -6,7 +6,10 @@ import os
 import re
 import secrets
 import socket
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -27,7 +30,9 @@ class ForagerSettings:
     bus_url: str
     bus_token: str = ""  # of a NATS of your own; empty takes the colony's
     name: str = ""  # unique in the colony; empty takes the host's name and a suffix kept in the home
-    memory: int = 0  # bytes for shards; 0 takes `MEMORY_SHARE` of what is free
+    memory: int = (
+        0  # bytes for shards; 0 takes `MEMORY_SHARE` of what is free, which the machine's foragers share
+    )
     threads: int = 0  # of each shard; 0 takes one a core
     listen: str = "127.0.0.1"  # where shards listen for other shards
 
@@ -85,6 +90,13 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def machine() -> str:
+    """The same for every process that runs in the same memory, in a container or not."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}-{uuid.getnode():x}"
 
 
 def _host_token() -> str:

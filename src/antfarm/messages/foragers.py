@@ -24,6 +24,8 @@ class ForagerFacts(Message, frozen=True, tag="forager"):
     version: str
     pid: int
     started: float  # seconds since the epoch
+    machine: str  # the same for all foragers whose memory is one
+    memory_told: bool  # by --memory; else `memory` is most of what was free on the machine when it started
     shards: tuple[ShardStatus, ...] = ()
 
 
