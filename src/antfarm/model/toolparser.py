@@ -235,6 +235,7 @@ def _string(char: str) -> Generator[None, str, str]:
         escaped = char == "\\" and not escaped
     try:
         decoded: str = json.loads(raw, strict=False)
+        decoded.encode()  # half a surrogate pair may be escaped, and is no text
     except ValueError:
         raise _NoCall from None
     return decoded
