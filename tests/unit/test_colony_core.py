@@ -165,6 +165,12 @@ def test_more_shards_than_foragers(script: Script) -> None:
     assert script.refusal().reason is Reason.NO_CAPACITY
 
 
+def test_a_refusal_calls_the_model_by_the_name_it_is_served_under(script: Script) -> None:
+    script.joins("a", mib=1)
+    script.loads("mine")
+    assert script.refusal("mine").message.startswith("mine unsplit with ")
+
+
 def test_a_file_that_one_host_lacks_is_looked_for_on_the_next(script: Script) -> None:
     script.joins("a", "b")
     script.on(LoadAsked("m", LoadModel("file")))

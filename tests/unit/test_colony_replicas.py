@@ -215,7 +215,10 @@ def test_a_new_split_takes_one_replica_after_the_other(script: Script) -> None:
     script.joins("a", "b", "c", "d")
     script.ready(replicas=2)
     first = script.on(LoadAsked("m", LoadModel("m", split=2, reshard=True)))
-    assert first[1] == Describe("m-1", 2, "a", "file")
+    assert first == [
+        LogOps("model-loading", "m", "m-1 in 2 shards, auto, was asked for"),
+        Describe("m-1", 2, "a", "file"),
+    ]
     loads = script.fetched(script.on(Described("m-1", 2, "a", script.facts)))
     assert "b" not in [forager for _, forager, _ in where(loads)], "m-2 is there"
     second = script.becomes_ready(loads)

@@ -219,8 +219,9 @@ class Replicas:
 
     def _place(self, replicas: Sequence[Replica], described: Described, now: float) -> list[Instruction]:
         """Plan them beside everything that runs; else one in place of the replica that it replaces."""
+        facts = msgspec.structs.replace(described.facts, name=replicas[0].model)  # what a refusal calls it
         for replica in replicas:
-            replica.facts = described.facts
+            replica.facts = facts
         live = [self._foragers[id].facts for id in sorted(self._foragers)]
         current = replicas[0].seat.current
         try:
@@ -255,7 +256,8 @@ class Replicas:
             return []
         self._epoch += 1
         replica = self._attempt(model, model.unsplit.popleft(), model.reshard, now)
-        text = f"{replica.ask.model} was asked for"
+        ask = replica.ask
+        text = f"{replica.name} in {ask.split or len(ask.shares) or 'the fewest'} shards, {ask.mode}, was asked for"
         return [LogOps("model-loading", model.name, text), self._describe(replica)]
 
     def _resume(self, drained: Replica, now: float) -> list[Instruction]:
