@@ -14,6 +14,7 @@ import pytest
 from support.antc import FREE_PORTS, Antc, eventually, shown_by_the_system
 from support.colony import TOKEN, running_server
 from support.models import Models
+from support.starts import Starts
 
 from antfarm.client import state
 
@@ -98,7 +99,8 @@ def test_a_model_is_loaded_resharded_and_unloaded(antc: Antc, models: Models) ->
     assert {model["model"]: model["state"] for model in antc.json("ps")}["tiny"] == "ready"
     antc.run("unload", "tiny")
     antc.run("unload", "tiny-llama-f32")
-    assert antc.run("ask", "Hello?", code=1).stderr.startswith("antc: model-")
+    refused = antc.run("ask", "Hello?", code=1)
+    assert refused.stderr.startswith("antc: model-") and refused.stdout == ""
     assert antc.run("unload", "tiny", code=1).stderr.startswith("antc: model-")
 
 
@@ -150,13 +152,14 @@ async def test_a_nats_of_your_own_is_taken_with_its_token(
 
 
 @pytest.mark.parametrize("until", ["queen", "forager"])
-def test_ctrl_c_during_up_leaves_nothing(antc: Antc, until: str) -> None:
-    up = antc.start("up", "--foragers", "2", *FREE_PORTS)
-    eventually(
-        lambda: any(p.role == until for p in state.read(antc.home).processes) or up.poll() is not None,
-        f"a {until} has started",
-    )
-    antc.finish(up, signal.SIGINT, 130)
+def test_ctrl_c_during_up_leaves_nothing(antc: Antc, starts: Starts, until: str) -> None:
+    with starts.held("forager-2"):
+        up = antc.start("up", "--foragers", "2", *FREE_PORTS)
+        eventually(
+            lambda: any(p.role == until for p in state.read(antc.home).processes) or up.poll() is not None,
+            f"a {until} has started",
+        )
+        antc.finish(up, signal.SIGINT, 130)
     assert antc.processes() == []
     assert state.read(antc.home).processes == ()
 

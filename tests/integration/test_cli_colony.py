@@ -7,44 +7,37 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 from support.antc import FREE_PORTS, Antc, eventually
 from support.models import Models
+from support.starts import Starts
 
 from antfarm.client import state
 
 
-@contextmanager
-def held(antc: Antc) -> Iterator[None]:
-    """The forager does nothing meanwhile, so that what is asked of it goes on and on."""
-    (forager,) = [p for p in state.read(antc.home).processes if p.role == "forager"]
-    psutil.Process(forager.pid).suspend()
-    try:
-        yield
-    finally:
-        psutil.Process(forager.pid).resume()
-
-
-def test_ctrl_c_unloads_what_was_loading_but_leaves_a_new_split_going_on(antc: Antc, models: Models) -> None:
+def test_ctrl_c_unloads_what_was_loading_but_leaves_a_new_split_going_on(
+    antc: Antc, models: Models, starts: Starts
+) -> None:
     antc.run("up", *FREE_PORTS)
-    with held(antc):
+    with starts.held("antfarm.shard"):
         load = antc.start("load", models.path("tiny-llama"), "--name", "one")
         eventually(lambda: antc.json("ps"), "the load has begun")
         told = antc.finish(load, signal.SIGINT, 130)
         assert "one is unloaded again" in told and "Traceback" not in told
         assert antc.json("ps") == []
-    eventually(lambda: antc.json("nodes"), "the forager is back")
     antc.run("load", models.path("tiny-llama"), "--name", "two")
-    with held(antc):
+    epoch = antc.json("ps")[0]["epoch"]
+    with starts.held("antfarm.shard"):
         shard = antc.start("shard", "two")
         eventually(lambda: len(antc.json("ps")) == 2, "the change has begun")
         told = antc.finish(shard, signal.SIGINT, 130)
     assert "the change of two goes on" in told and "antc unload two" in told
-    eventually(lambda: antc.json("ps")[0]["state"] == "ready", "it went on")
+    eventually(
+        lambda: [(one["state"], one["epoch"]) for one in antc.json("ps")] == [("ready", epoch + 1)],
+        "it went on",
+    )
 
 
 def test_a_killed_queen_is_started_again_where_her_foragers_look_for_her(antc: Antc, models: Models) -> None:

@@ -112,7 +112,7 @@ def until_main_runs(process: subprocess.Popen[str]) -> None:
         caught = re.search(r"^SigCgt:\s+(\w+)$", status, re.MULTILINE)
         now = caught is not None and bool(int(caught[1], 16) >> (signal.SIGINT - 1) & 1)
         handled = handled or now
-        return handled and not now or process.poll() is not None
+        return (handled and not now) or process.poll() is not None
 
     eventually(begun, "main runs")
 

@@ -12,6 +12,7 @@ import pytest
 from support.antc import FREE_PORTS, Antc, eventually
 from support.file_server import FileServer
 from support.models import Models
+from support.starts import Starts
 from support.terminal import in_a_terminal
 
 from antfarm.client import state
@@ -91,14 +92,15 @@ def test_a_load_of_which_what_was_measured_is_told(talkative: Antc, tmp_path: Pa
     assert_slot_is_free(talkative)
 
 
-def test_up_while_its_model_loads(antc: Antc, models: Models) -> None:
+def test_up_while_its_model_loads(antc: Antc, models: Models, starts: Starts) -> None:
     model = models.path("tiny-llama")
-    up = antc.start("up", "--foragers", "2", "--model", model, "--split", "2", *FREE_PORTS)
-    assert up.stdout is not None
-    for line in up.stdout:
-        if " shard 0 on " in line:
-            break
-    told = antc.finish(up, signal.SIGINT, INTERRUPTED)
+    with starts.held("antfarm.shard"):
+        up = antc.start("up", "--foragers", "2", "--model", model, "--split", "2", *FREE_PORTS)
+        assert up.stdout is not None
+        for line in up.stdout:
+            if " shard 0 on " in line:
+                break
+        told = antc.finish(up, signal.SIGINT, INTERRUPTED)
     assert "taking the colony down again" in told and "is ready" not in told and "Traceback" not in told
     assert antc.processes() == []
     assert state.read(antc.home).processes == ()

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from openai import OpenAI
+from support.starts import Starts
 
 from antfarm import AntfarmError, Colony, Reason
 from antfarm.client import state
@@ -148,10 +149,13 @@ def test_examples_that_start_a_colony(
     assert done.stdout.strip()
 
 
-def test_ctrl_c_while_loading_leaves_nothing(tiny: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_loading_leaves_nothing(tiny: str, tmp_path: Path, starts: Starts) -> None:
     command = [sys.executable, str(EXAMPLES / "quickstart.py"), tiny]
     env = {**os.environ, "ANTFARM_HOME": str(tmp_path / "user"), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as example:
+    with (
+        starts.held("antfarm.shard"),
+        subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as example,
+    ):
         assert example.stderr
         assert "is loading" in example.stderr.readline()
         example.send_signal(signal.SIGINT)
