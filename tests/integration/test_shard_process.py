@@ -36,7 +36,7 @@ from antfarm.types import RunOptions, Sampling, WireFormat
 SPLITS = {"one": (1, 1), "tensor-2": (1, 2), "tensor-3": (1, 3), "pipeline-2": (2, 1), "hybrid-2x2": (2, 2)}
 GREEDY = Sampling(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPT = "and the wise ant said to another of the farm: "
-LONG = RunOptions(context=4096, chunk=64)  # room for an answer that goes on for a while
+LONG = RunOptions(context=32768, chunk=64)  # room for an answer that goes on for a while
 
 Start = Callable[..., Replica]
 
@@ -166,13 +166,13 @@ def test_a_running_task_is_cancelled_within_a_step(models: Models, start: Start)
     counts = [
         event.count for event in one.lead.said if isinstance(event, TaskTokens) and event.task == "long"
     ]
-    assert sum(counts) == finished["long"].index < 4000
+    assert sum(counts) == finished["long"].index
 
 
 def test_a_long_prompt_is_cancelled_between_its_chunks(models: Models, start: Start) -> None:
-    options = RunOptions(context=4096, chunk=2)
+    options = RunOptions(context=32768, chunk=2)
     one = start(models.path("tiny-llama"), options=options).ready()
-    one.assign("long", [7] * 4000, GREEDY)
+    one.assign("long", [7] * 32000, GREEDY)
     one.lead.expect(TaskAccepted)
     one.lead.tell(TaskCancel("long", REPLICA, EPOCH))
     finished = one.lead.expect(TaskFinished)
@@ -181,20 +181,21 @@ def test_a_long_prompt_is_cancelled_between_its_chunks(models: Models, start: St
 
 
 def test_answers_do_not_depend_on_the_company(models: Models, start: Start) -> None:
-    """Several slots: all decode in one batch, prompts come in between, and each text is what it is alone."""
-    options = replace(EXACT, slots=3)
+    """Two others answer all the while: all decode in one batch, prompts come in between, and each text is
+    what it is alone."""
+    options = replace(EXACT, slots=3, context=8192)
     prompts = {f"task-{i}": PROMPT[i:] * (1 + i % 2) for i in range(6)}
     alone = start(models.path("tiny-llama")).ready()
     wanted = {task: alone.ask(prompt, GREEDY).text for task, prompt in prompts.items()}
     many = start(models.path("tiny-llama"), ranks=2, options=options).ready()
+    for task in ("one", "two"):
+        many.assign(task, PROMPT, replace(GREEDY, max_tokens=None))
     for task, prompt in prompts.items():
         many.assign(task, prompt, GREEDY)
     answers = many.collect(*prompts)
     assert {answer.task: answer.text for answer in answers} == wanted
-    tasks = [event.task for event in many.lead.said if isinstance(event, TaskTokens)]
-    first_end = next(i for i, event in enumerate(many.lead.said) if isinstance(event, TaskFinished))
-    began = {event.task for event in many.lead.said[:first_end] if isinstance(event, TaskTokens)}
-    assert len(began) == 3, tasks
+    ended = [event.task for event in many.lead.said if isinstance(event, TaskFinished)]
+    assert not {"one", "two"} & set(ended)
 
 
 def test_the_context_is_a_limit(models: Models, start: Start) -> None:
@@ -234,7 +235,7 @@ def test_a_killed_follower_is_named_by_the_lead(models: Models, start: Start, sp
     killed = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
     failed = several.lead.expect(ShardFailed)
-    assert time.monotonic() - killed < 3
+    assert time.monotonic() - killed < 10
     assert failed.failure.reason == "link-lost"
     assert failed.lost_peer is not None
     if split != "hybrid-2x2":  # there the lead may first see a shard that fell over with the victim
@@ -268,7 +269,7 @@ def test_without_its_forager_a_shard_ends(models: Models, start: Start, when: st
     for shard in several.shards:
         shard.hang_up()
     for shard in several.shards:
-        assert shard.wait(3) is not None
+        assert shard.wait(10) is not None
 
 
 def test_a_terminals_interrupt_is_ignored_and_a_request_to_terminate_is_not(
@@ -278,7 +279,7 @@ def test_a_terminals_interrupt_is_ignored_and_a_request_to_terminate_is_not(
     os.kill(one.lead.pid, signal.SIGINT)
     assert one.ask(PROMPT, GREEDY).count == 24
     os.kill(one.lead.pid, signal.SIGTERM)
-    assert one.lead.wait(3) == -signal.SIGTERM
+    assert one.lead.wait() == -signal.SIGTERM
 
 
 def test_another_model_than_planned_is_refused(models: Models, start: Start) -> None:
