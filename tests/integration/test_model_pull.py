@@ -97,10 +97,11 @@ def test_a_file_that_changed_meanwhile_starts_again(
     assert pull(tmp_path, server.url, steps).read_bytes() == server.content
 
 
+@pytest.mark.parametrize("etag", ["", '"\xe9"'], ids=["none", "one-that-cannot-be-sent-back"])
 def test_without_a_version_nothing_is_glued_together(
-    tmp_path: Path, server: FileServer, steps: list[tuple[int, int]]
+    tmp_path: Path, server: FileServer, steps: list[tuple[int, int]], etag: str
 ) -> None:
-    server.etag, server.drops = "", [700_000]
+    server.etag, server.drops = etag, [700_000]
     assert pull(tmp_path, server.url, steps).read_bytes() == server.content
     assert server.asked == [None, None]
 

@@ -82,8 +82,8 @@ TEXTS: list[tuple[ToolForm, str, str, list[tuple[str, str]]]] = [
     (HERMES, '<tool_call>{"name":"f","arguments":null}', "", [("f", "{}")]),
     (HERMES, '<tool_call>{"name":"f","arguments":{"a":', "", [("f", '{"a":')]),
     (HERMES, "<tool_call>no json</tool_call> x", "<tool_call>no json</tool_call> x", []),
-    *(
-        (HERMES, f"<tool_call>{half}</tool_call>", f"<tool_call>{half}</tool_call>", [])  # of a surrogate pair
+    *(  # half a surrogate pair
+        (HERMES, f"<tool_call>{half}</tool_call>", f"<tool_call>{half}</tool_call>", [])
         for half in (r'{"name":"\ud83d","arguments":{}}', r'{"name":"f","arguments":"{\"a\":\"\ud83d\"}"}')
     ),
     (HERMES, '<tool_call>{"name":"f"}</tool_call>', '<tool_call>{"name":"f"}</tool_call>', []),

@@ -94,8 +94,15 @@ class Catalog:
         """The file of a model that is on this host. Raises `model-unknown` with what is known."""
         _check_scheme(ref)
         path = user_path(ref) if _is_path(ref) else self._target(ref)
-        if path.is_file():
-            return path.absolute()
+        try:
+            if path.is_file():
+                return path.absolute()
+        except OSError as error:  # a name too long, a folder that may not be looked into
+            raise ModelError(
+                Reason.MODEL_UNKNOWN,
+                f"{path} cannot be opened: {error.strerror}",
+                hint="check the path on this host",
+            ) from None
         if _is_path(ref):
             raise ModelError(
                 Reason.MODEL_UNKNOWN, f"there is no model file {path}", hint="check the path on this host"

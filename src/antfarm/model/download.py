@@ -105,7 +105,7 @@ class _Transfer:
     def _keep_version(self, response: httpx.Response) -> None:
         tag = response.headers.get("ETag", "")
         version = response.headers.get("Last-Modified") if tag.startswith("W/") or not tag else tag
-        if version:
+        if version and version.isascii():  # else it can't be sent back
             self.version_file.write_text(version, "utf-8")
         else:
             self.version_file.unlink(missing_ok=True)
