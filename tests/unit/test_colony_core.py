@@ -168,7 +168,7 @@ def test_more_shards_than_foragers(script: Script) -> None:
 def test_a_refusal_calls_the_model_by_the_name_it_is_served_under(script: Script) -> None:
     script.joins("a", mib=1)
     script.loads("mine")
-    assert script.refusal("mine").message.startswith("mine unsplit with ")
+    assert script.refusal("mine").message.startswith("mine did not load: mine unsplit with ")
 
 
 def test_a_file_that_one_host_lacks_is_looked_for_on_the_next(script: Script) -> None:

@@ -256,8 +256,8 @@ class Replicas:
             return []
         self._epoch += 1
         replica = self._attempt(model, model.unsplit.popleft(), model.reshard, now)
-        ask = replica.ask
-        text = f"{replica.name} in {ask.split or len(ask.shares) or 'the fewest'} shards, {ask.mode}, was asked for"
+        shards = replica.ask.split or len(replica.ask.shares) or "the fewest"
+        text = f"{replica.name} in {shards} shards, {replica.ask.mode}, was asked for"
         return [LogOps("model-loading", model.name, text), self._describe(replica)]
 
     def _resume(self, drained: Replica, now: float) -> list[Instruction]:
