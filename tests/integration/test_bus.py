@@ -192,7 +192,7 @@ async def test_garbage_is_answered_and_kills_no_subscriber(
 async def test_events_come_in_order_and_end_with_the_bus(server: EmbeddedServer) -> None:
     async with connected(server) as listener, connected(server) as speaker:
         events = await listener.subscribe(SHARD_EVENTS)
-        await listener.flush()
+        assert await listener.answers(5)  # and so it has seen the subscription
         for shard in range(500):
             await speaker.publish(SHARD_EVENTS.of("a"), ShardLinked("r", 1, shard))
         seen = [await asyncio.wait_for(anext(events), 5) for _ in range(500)]

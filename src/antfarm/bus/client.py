@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
+from weakref import WeakSet
 
 import nats.errors
 import nats.js.errors
@@ -140,7 +141,7 @@ class Bus:
         self._resets = 0  # while connecting for the first time
         self._closing = False
         self._closed = asyncio.Event()
-        self._subscriptions: set[Subscription[Any]] = set()
+        self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()  # NATS keeps those that are open
         self._answers: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -294,13 +295,6 @@ class Bus:
         subscription.bind(await self._subscribe(pattern, subscription.receive))
         self._subscriptions.add(subscription)
         return subscription
-
-    async def flush(self) -> None:
-        """Return when the server has seen everything sent and subscribed so far."""
-        try:
-            await self._nats.flush(timeout=REQUEST_S)
-        except (nats.errors.Error, OSError) as error:
-            raise bus_error(error, self.url) from error
 
     async def _answer(
         self, subject: RequestSubject[M, R], handler: Callable[[M], Awaitable[R]], message: Any
