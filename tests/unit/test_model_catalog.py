@@ -56,8 +56,7 @@ def test_catalog_entries_are_named_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ref",
-    ["nothing", "", ".", "..", "-rf", "a b", "x" * 200, "/none/x.gguf", "../etc/passwd", f"/{'x' * 300}.gguf"],
+    "ref", ["nothing", "", ".", "..", "-rf", "a b", "x" * 200, "/none/x.gguf", "../etc/passwd", "x/" * 3000]
 )
 def test_unknown_models(tmp_path: Path, ref: str) -> None:
     for act in (Catalog(tmp_path).resolve, lambda each: Catalog(tmp_path).pull(each, no_progress)):
