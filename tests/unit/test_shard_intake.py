@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import queue
+import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from support.models import Models
 from support.panic import Panic
 
-from antfarm.errors import Reason
+from antfarm.errors import ModelError, Reason
 from antfarm.messages import ChatMessage, Failure, TaskAssign, TaskOutput, Tool, Wanted
 from antfarm.model.gguf import GgufFile
 from antfarm.model.schema import MAX_REFS
@@ -47,6 +49,18 @@ def refusal(intake: Intake, wanted: Wanted | None = None, **task: Any) -> tuple[
     outcome = prepared(intake, wanted, **task)
     assert isinstance(outcome, Failure), outcome
     return outcome.reason, outcome.numbers.get("param")
+
+
+def test_tokens_without_an_embedding_are_refused(models: Models, tmp_path: Path) -> None:
+    data = bytearray(models.path("tiny-llama").read_bytes())
+    name = b"token_embd.weight"
+    at = data.index(name) + len(name) + 4 + 8  # the second of its two dimensions
+    assert struct.unpack_from("<Q", data, at) == (512,)
+    struct.pack_into("<Q", data, at, 511)
+    (tmp_path / "m.gguf").write_bytes(data)
+    with GgufFile.open(tmp_path / "m.gguf") as file, pytest.raises(ModelError, match="512 tokens") as caught:
+        Intake.from_gguf(file, 64)
+    assert caught.value.reason is Reason.UNSUPPORTED_TOKENIZER
 
 
 def test_tools_are_told_to_the_model_and_the_form_to_the_client(intake: Intake) -> None:

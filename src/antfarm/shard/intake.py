@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from antfarm.errors import AntfarmError, Reason, RequestError
+from antfarm.errors import AntfarmError, ModelError, Reason, RequestError
 from antfarm.messages import Failure, TaskAssign, TaskOutput, Wanted
 from antfarm.model.gguf import GgufFile
 from antfarm.model.schema import STACK, check_schema
@@ -58,7 +58,15 @@ class Intake:
 
     @classmethod
     def from_gguf(cls, file: GgufFile, context: int) -> Intake:
-        return cls(Tokenizer.from_gguf(file), ChatTemplate.from_gguf(file), context, pooling_of(file))
+        """Raises `unsupported-tokenizer`, `bad-chat-template`."""
+        tokenizer, rows = Tokenizer.from_gguf(file), file.facts.vocabulary
+        if tokenizer.size > rows:  # a request for one of the others would end the shard
+            raise ModelError(
+                Reason.UNSUPPORTED_TOKENIZER,
+                f"{file.path}: the model has {tokenizer.size} tokens, and an embedding for {rows} of them",
+                hint="take another model file",
+            )
+        return cls(tokenizer, ChatTemplate.from_gguf(file), context, pooling_of(file))
 
     def prepare(self, task: TaskAssign, arrived: float) -> Prepared:
         """`arrived` is a time of `time.perf_counter`."""
