@@ -105,7 +105,7 @@ async def test_a_model_is_fetched_by_the_foragers(world: World, tiny: Path) -> N
     thread.start()
     try:
         async with await bus.subscribe(PULL_EVENTS) as pulls:
-            await bus.flush()
+            assert await bus.answers(5)  # and so it knows of the subscription
             await world.load(f"http://127.0.0.1:{server.server_port}/{tiny.name}", 2)
             told = await asyncio.wait_for(anext(pulls), 20)
         assert told.total == size
