@@ -349,9 +349,10 @@ def test_idle_and_fast_hosts_come_first_and_the_roomy_ones_where_it_must_be() ->
 
 
 def test_too_few_hosts_are_refused() -> None:
-    with pytest.raises(PlanError) as caught:
-        place(SMOLLM2, hosts(2000), SplitRequest(2), OPTIONS)
-    assert caught.value.reason is Reason.NO_CAPACITY
+    for request in (SplitRequest(3), SplitRequest(shares=(1, 1, 2)), SplitRequest(stages=3)):
+        with pytest.raises(PlanError, match="split=3 needs 3 foragers; the colony has 2") as caught:
+            place(SMOLLM2, hosts(2000, 2000), request, OPTIONS)
+        assert caught.value.reason is Reason.NO_CAPACITY
     with pytest.raises(PlanError):
         place(SMOLLM2, [], SplitRequest(), OPTIONS)
 

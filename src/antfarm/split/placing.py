@@ -48,8 +48,8 @@ def place(
     on fewer. Raises as `plan` does.
     """
     search = _Search(facts, request, options)
-    if not hosts or request.shards > len(hosts):
-        raise _too_few_hosts(request, hosts)
+    if request.least > len(hosts):
+        raise _too_few_hosts(request.least, hosts)
     counts = [request.shards] if request.shards else search.counts(len(hosts))
     for shortened in (False, True):
         for count in counts:
@@ -91,7 +91,7 @@ class _Search:
 
     def counts(self, most: int) -> list[int]:
         """Numbers of shards that this request allows, ascending. Raises `split-impossible` if none."""
-        least = max(1, len(self._request.shares), self._request.stages)
+        least = self._request.least
         most = len(self._request.shares) or most
         allowed = [count for count in range(least, most + 1) if self._layouts(count, strict=False)]
         if not allowed:
@@ -185,8 +185,7 @@ class _Search:
         return [replaced(host, weight=share) for host, share in zip(hosts, shares, strict=True)]
 
 
-def _too_few_hosts(request: SplitRequest, hosts: Sequence[HostShare]) -> PlanError:
-    count = max(1, request.shards)
+def _too_few_hosts(count: int, hosts: Sequence[HostShare]) -> PlanError:
     return PlanError(
         Reason.NO_CAPACITY,
         f"split={count} needs {count} foragers; the colony has {len(hosts)}",

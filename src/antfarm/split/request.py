@@ -22,6 +22,11 @@ class SplitRequest:
     stages: int = 0  # of a hybrid; 0 takes as few as the heads allow
     shares: tuple[float, ...] = ()  # the shards' relative weights; empty takes the hosts' own
 
+    @property
+    def least(self) -> int:
+        """How many shards it takes, at least."""
+        return self.shards or max(1, len(self.shares), self.stages)
+
 
 @dataclass(frozen=True)
 class HostShare:
