@@ -37,7 +37,7 @@ class AnyQueen(ScriptedQueen):
 
     async def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
         vector = np.ones(8, "<f4").tobytes()
-        output = TaskOutput("t", vector, tokens=(1, 2), text="x")
+        output = TaskOutput("t", vector, tokens=np.array([1, 2], "<i4").tobytes(), text="x")
         nothing = [TaskAccepted("t", 1), output, TaskFinished("t", 0, "stop")]
         self.script = said("Hel", "lo", logprobs=True) if request.wanted.kind == "answer" else nothing
         async for event in super().run(request):

@@ -9,10 +9,11 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from support.antc import FREE_PORTS, Antc, eventually, shown_by_the_system
-from support.colony import TOKEN, running_server
+from support.colony import TOKEN, stock_server
 from support.models import Models
 from support.starts import Starts
 
@@ -129,8 +130,9 @@ def test_a_host_joins_by_the_line_and_a_stranger_does_not(home: Callable[[str], 
 
 
 async def test_a_nats_of_your_own_is_taken_with_its_token(
-    home: Callable[[str], Antc], tmp_path: Path
+    home: Callable[[str], Antc], tmp_path: Path, models: Models
 ) -> None:
+    """Its messages are smaller than those of the embedded one: what does not fit is an error, not nothing."""
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
 
@@ -144,11 +146,20 @@ async def test_a_nats_of_your_own_is_taken_with_its_token(
         forager = guest.start("forager", "--join", "-", "--bus-token", token, stdin=line)
         eventually(lambda: host.json("nodes"), "the forager has joined")
         assert guest.json("ps") == []
+        guest.run("load", models.path("tiny-llama"), "--name", "tiny")
+        daemon = state.read(host.home).queen()
+        assert daemon
+        with httpx.Client(base_url=daemon.api, timeout=60) as http:
+            small = http.post("/tokenize", json={"prompt": "ants"})
+            large = http.post("/tokenize", json={"prompt": "ants " * 180_000})
+        assert small.status_code == 200 and small.json()["count"] > 0
+        assert (large.status_code, large.json()["error"]["code"]) == (400, "invalid-request")
+        assert "the bus takes at most 1048576" in large.json()["error"]["message"]
         for process, antc in ((forager, guest), (queen, host)):
             antc.finish(process, signal.SIGTERM, 0)
 
-    async with running_server(tmp_path / "nats") as server:
-        await asyncio.to_thread(host_and_guest, server.url)
+    async with stock_server(tmp_path / "nats") as url:
+        await asyncio.to_thread(host_and_guest, url)
 
 
 @pytest.mark.parametrize("until", ["queen", "forager"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from antfarm.bus import Bus, EmbeddedServer
+from antfarm.bus.server import find_program
 from antfarm.config import Home
 from antfarm.secret import Secret
 
@@ -22,6 +25,27 @@ async def running_server(path: Path, *, port: int = 0) -> AsyncIterator[Embedded
         yield server
     finally:
         await server.close()
+
+
+@asynccontextmanager
+async def stock_server(folder: Path) -> AsyncIterator[str]:
+    """The URL of a nats-server as its makers configure it, but for JetStream, our token, and a free port."""
+    ports = folder / "ports"
+    ports.mkdir(parents=True)
+    words = (find_program(), "-a", "127.0.0.1", "-p", "-1", "--auth", TOKEN, "-js", "-sd", folder)
+    process = await asyncio.create_subprocess_exec(
+        *words, "--ports_file_dir", ports, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stderr
+        async with asyncio.timeout(20):
+            while b"Server is ready" not in await process.stderr.readline():
+                assert process.returncode is None
+        (written,) = ports.iterdir()
+        yield json.loads(written.read_text())["nats"][0]
+    finally:
+        process.terminate()
+        await process.communicate()
 
 
 @asynccontextmanager

@@ -93,7 +93,7 @@ async def test_a_wrong_field_is_named(path: str, body: Any, param: str | None) -
 
 
 async def test_texts_and_conversations_to_tokens() -> None:
-    queen = giving(tokens=(1, 2, 3))
+    queen = giving(tokens=np.array([1, 2, 3], "<i4").tobytes())
     add = {"type": "function", "function": {"name": "add"}}
     reply = await post(queen, "/tokenize", {"prompt": "abc"})
     assert reply.json() == {"tokens": [1, 2, 3], "count": 3, "max_model_len": model().context}
@@ -119,6 +119,16 @@ async def test_a_failure_keeps_its_status() -> None:
     for script in ([failure.error()], [TaskFinished("t", 0, "error", failure=failure)]):
         reply = await post(ScriptedQueen(script), "/v1/embeddings", {"input": ["a", "b"]})
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context-overflow")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/embeddings", {"input": "a"}), ("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})],
+)
+async def test_an_output_that_was_lost_is_no_empty_one(path: str, body: Any) -> None:
+    reply = await post(ScriptedQueen([TaskAccepted("t", 1), TaskFinished("t", 0, "stop")]), path, body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")
+    assert "lost on its way" in reply.json()["error"]["message"]
 
 
 async def test_of_many_inputs_few_are_under_way() -> None:

@@ -121,19 +121,23 @@ def test_ids_outside_the_vocabulary_are_refused(intake: Intake) -> None:
     assert sequence(intake, text="x", sampling=Sampling(logit_bias={511: 1.0}))
 
 
+def ids(output: TaskOutput) -> tuple[int, ...]:
+    return (*np.frombuffer(output.tokens, "<i4").tolist(),)
+
+
 def test_tokens_and_text_need_no_slot_and_no_room(intake: Intake) -> None:
     text = "ants " * 9000
     output = prepared(intake, Wanted("tokens"), text=text)
     assert isinstance(output, TaskOutput)
-    assert list(output.tokens) == intake.tokenizer.encode(text)
-    back = prepared(intake, Wanted("text"), tokens=output.tokens)
+    assert ids(output) == (*intake.tokenizer.encode(text),)
+    back = prepared(intake, Wanted("text"), tokens=ids(output))
     assert isinstance(back, TaskOutput)
     assert back.text == text
     empty = prepared(intake, Wanted("tokens"), text="")
-    assert isinstance(empty, TaskOutput) and empty.tokens == ()
+    assert isinstance(empty, TaskOutput) and empty.tokens == b""
     special = prepared(intake, Wanted("tokens"), text="<|im_start|>ants<|im_end|>")
     assert isinstance(special, TaskOutput)
-    named = prepared(intake, Wanted("text"), tokens=special.tokens)
+    named = prepared(intake, Wanted("text"), tokens=ids(special))
     assert isinstance(named, TaskOutput) and named.text == "<|im_start|>ants<|im_end|>"
     assert refusal(intake, Wanted("tokens"), text="x" * (MAX_TEXT + 1))[0] == Reason.INVALID_REQUEST
 

@@ -328,6 +328,7 @@ class Bus:
             raise BusError(
                 Reason.INVALID_REQUEST,
                 f"a message of {len(data)} bytes on {name}; the bus takes at most {self.max_payload}",
+                hint="send less at once, or raise the NATS server's max_payload",
                 bytes=len(data),
                 limit=self.max_payload,
             )

@@ -34,6 +34,7 @@ from antfarm.forager.settings import ForagerSettings, cores, machine
 from antfarm.messages import (
     DescribeModel,
     Done,
+    Failure,
     ForagerFacts,
     ModelDescribed,
     PullProgress,
@@ -188,6 +189,8 @@ class Forager:
                 await self._bus.publish(SHARD_EVENTS.of(self.id), event)
         except AntfarmError as error:
             log.error("an event of a shard was lost: %s", error)
+            if isinstance(event, TaskOutput):  # larger than the bus takes, say
+                await self._report(TaskFinished(event.task, 0, "error", failure=Failure.of(error)))
 
     # ---- what it is asked
 

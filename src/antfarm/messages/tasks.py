@@ -104,11 +104,12 @@ class TaskTokens(Message, frozen=True, tag="task-tokens"):
 
 
 class TaskOutput(Message, frozen=True, tag="task-output"):
-    """What a task gives that generates nothing: a vector (float32, little endian), token ids, or a text."""
+    """What a task gives that generates nothing: a vector (float32, little endian), token ids (int32, little
+    endian), or a text."""
 
     task: str
     vector: bytes = b""
-    tokens: tuple[int, ...] = ()
+    tokens: bytes = b""
     text: str = ""
 
 

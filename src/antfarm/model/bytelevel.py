@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from antfarm.model.pretokenize import PreTokenizer, check_word
+from antfarm.model.pretokenize import PreTokenizer, word_too_long
 
-PIECE = 1 << 15  # characters encoded at once: the library takes some 500 bytes for each
+PIECE = 1 << 15  # characters encoded at once: the library takes some 100 to 500 bytes for each
 _UNSURE = 4  # words at a piece's end that may go on, or be cut otherwise, in the whole text
 
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -49,18 +49,16 @@ class ByteLevelBpe:
         `starts` (at the text's start or after a special token) makes no difference here.
         Raises `invalid-request` for a word of boundless length.
         """
-        start, size = 0, PIECE
-        while len(text) - start > size:
+        start = 0
+        while len(text) - start > PIECE:
             # A batch of one: only batches let other threads run meanwhile, which a long text would stop.
-            (found,) = self._tokenizer.encode_batch([text[start : start + size]], add_special_tokens=False)
+            (found,) = self._tokenizer.encode_batch([text[start : start + PIECE]], add_special_tokens=False)
             words = [word for word in found.word_ids if word is not None]
             if words[-1] < _UNSURE:
-                check_word(size // _UNSURE)
-                size *= 2
-                continue
+                raise word_too_long(PIECE // _UNSURE)
             sure = bisect_left(words, words[-1] - _UNSURE + 1)
             yield found.ids[:sure]
-            start, size = start + found.offsets[sure][0], PIECE
+            start += found.offsets[sure][0]
         (last,) = self._tokenizer.encode_batch_fast([text[start:]], add_special_tokens=False)
         yield last.ids
 

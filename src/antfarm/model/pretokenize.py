@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from antfarm.errors import Reason, RequestError
 
-LONGEST_WORD = 1 << 16  # characters; a word is merged as a whole, in many times its own memory
-
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
@@ -24,14 +22,13 @@ class PreTokenizer:
     bos: bool = False
 
 
-def check_word(length: int) -> None:
-    """Raises `invalid-request` for a word that would take too much memory."""
-    if length > LONGEST_WORD:
-        raise RequestError(
-            Reason.INVALID_REQUEST,
-            f"the text has a word of over {LONGEST_WORD} characters",
-            hint="break it up, with spaces or punctuation",
-        )
+def word_too_long(characters: int) -> RequestError:
+    """What a text is refused with. A word is merged as a whole, which takes many times its own memory."""
+    return RequestError(
+        Reason.INVALID_REQUEST,
+        f"the text has a word of over {characters} characters",
+        hint="break it up, with spaces or punctuation",
+    )
 
 
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
 
-from antfarm.model.pretokenize import check_word
+from antfarm.model.pretokenize import word_too_long
 
 _SPACE = "▁"
 _WORD = re.compile(f"{_SPACE}*[^{_SPACE}]+|{_SPACE}+")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _CACHED_WORDS = 1 << 14
 _CACHED_LENGTH = 32  # characters
+LONGEST_WORD = 1 << 16  # characters
 
 
 class SentencePiece:
@@ -48,7 +49,8 @@ class SentencePiece:
             text = " " + text
         text = text.replace(" ", _SPACE)
         for word in map(itemgetter(0), _WORD.finditer(text)) if self._by_words else [text]:
-            check_word(len(word))
+            if self._by_words and len(word) > LONGEST_WORD:
+                raise word_too_long(LONGEST_WORD)
             yield self._cached(word) if len(word) <= _CACHED_LENGTH else self._merge(word)
 
     def piece_bytes(self, token: str) -> bytes:

@@ -143,10 +143,11 @@ class Intake:
             task.messages, wanted.tools, add_generation_prompt=wanted.generation_prompt
         )
 
-    def _tokens(self, task: TaskAssign) -> tuple[int, ...]:
+    def _tokens(self, task: TaskAssign) -> bytes:
         text = self._written(task) or ""
         _check_size(len(text.encode(errors="replace")))
-        return tuple(self.tokenizer.encode(text, bos=task.wanted.bos))
+        pieces = self.tokenizer.pieces(text, bos=task.wanted.bos)
+        return b"".join(np.array(piece, "<i4").tobytes() for piece in pieces)
 
     def _text(self, task: TaskAssign) -> str:
         tokens = task.tokens or ()

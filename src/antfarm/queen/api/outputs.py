@@ -6,14 +6,14 @@ import base64
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
-from antfarm.errors import Reason, RequestError
+from antfarm.errors import AntfarmError, Reason, RequestError
 from antfarm.messages import ModelStatus, TaskAccepted, TaskFinished, TaskOutput, Wanted
 from antfarm.queen.api.conversation import MAX_TOOLS, ChatMessageBody, ToolBody
 from antfarm.queen.api.fields import MAX_INT, AnyPrompts, Body, Prompt, Seconds, Text, TokenId, prompts
@@ -142,7 +142,7 @@ async def embeddings(queen: Source, request: EmbeddingsRequest, model: ModelStat
 
 async def tokenized(queen: Source, request: TokenizeRequest, model: ModelStatus) -> Tokenized:
     (result,) = await gathered(queen, [request.task(model.model)])
-    tokens = list(result.output.tokens)
+    tokens = np.frombuffer(result.output.tokens, "<i4").tolist()
     return Tokenized(tokens=tokens, count=len(tokens), max_model_len=model.context)
 
 
@@ -156,7 +156,14 @@ class Result:
     """What a task gave."""
 
     prompt_tokens: int = 0
-    output: TaskOutput = field(default_factory=lambda: TaskOutput(""))
+    given: TaskOutput | None = None
+
+    @property
+    def output(self) -> TaskOutput:
+        """Raises `internal` for a task that has ended well without it: an empty one would be a lie."""
+        if self.given is None:
+            raise AntfarmError(Reason.INTERNAL, "the task's output was lost on its way")
+        return self.given
 
     @property
     def vector(self) -> NDArray[np.float32]:
@@ -174,7 +181,7 @@ async def gathered(queen: Source, tasks: Sequence[TaskRequest], parallel: int = 
                     case TaskAccepted():
                         results[start + index].prompt_tokens = event.prompt_tokens
                     case TaskOutput():
-                        results[start + index].output = event
+                        results[start + index].given = event
                     case TaskFinished():
                         finish_of(event)
     return results
