@@ -415,6 +415,9 @@ def test_a_new_split_that_fails_keeps_the_old_one(script: Script) -> None:
     failed, serving = script.colony.models()[0].replicas()
     assert failed.failure and failed.failure.message == f"shard 0 on b: {BROKEN.message}"
     assert serving.failure is None
+    script.on(ShardHeard(ShardFailed("m-1", 1, 0, BROKEN)))
+    assert script.status().state == "unavailable", "which says more than the new split that failed before"
+    assert script.refusal().reason is Reason.SHARD_MISSING
     assert kinds(script.loads(epoch=3, split=2, reshard=True)) == ["SendLoad", "SendLoad"]
 
 
@@ -458,3 +461,28 @@ def test_losing_the_old_one_while_it_drains_goes_on_with_the_new(script: Script)
     script.on(Described("m-1", 2, "a", script.facts))
     out = script.on(ShardHeard(ShardFailed("m-1", 1, 0, BROKEN)))
     assert kinds(out) == ["FailTasks", "SendStop", "Describe"]
+
+
+def test_only_the_old_one_that_it_waits_for_makes_room_for_a_new_split(script: Script) -> None:
+    """A second new split comes while the one before the first still drains."""
+    script.joins("a", "b", mib=140)
+    script.ready(options=RunOptions(context=64))
+    split = LoadAsked("m", LoadModel("m", split=2, reshard=True))
+    script.on(split)
+    loads = script.fetched(script.on(Described("m-1", 2, "a", script.facts)))
+    assert Drain("m-1", 1) in script.becomes_ready(loads)
+    script.on(split)
+    assert script.on(Described("m-1", 3, "a", script.facts)) == [Drain("m-1", 2)]
+    assert kinds(script.on(Drained("m-1", 1))) == ["FailTasks", "SendStop"]
+    assert kinds(script.on(Drained("m-1", 2))) == ["FailTasks", "SendStop", "SendStop", "Describe"]
+
+
+def test_a_new_split_that_is_lost_with_the_old_one_does_not_begin(script: Script) -> None:
+    script.joins("a", "b", mib=70)
+    script.ready(options=RunOptions(context=64))
+    script.on(LoadAsked("m", LoadModel("m", split=2, reshard=True)))
+    assert script.on(Described("m-1", 2, "a", script.facts)) == [Drain("m-1", 1)]
+    out = script.on(ForagerLeft("a"))
+    assert not {"Describe", "SendLoad"} & set(kinds(out))
+    assert kinds(out)[-1] == "shard-missing"
+    assert script.refusal().reason is Reason.SHARD_MISSING

@@ -84,9 +84,10 @@ class Replicas:
         return out
 
     def lose(self, forager: str, failure: Failure, now: float) -> list[Instruction]:
-        """A forager is gone, and its shards with it."""
+        """A forager is gone, and its shards with it. The newest replicas end first: one that waits for the
+        memory of another must not begin when that one ends."""
         out: list[Instruction] = []
-        for replica in list(self._running.values()):
+        for replica in reversed(list(self._running.values())):
             if forager in replica.foragers():
                 out += self._fail(replica, failure, now, shard=replica.foragers().index(forager))
             else:
@@ -263,8 +264,9 @@ class Replicas:
     def _resume(self, drained: Replica, now: float) -> list[Instruction]:
         """The replica that waited for this one's memory goes on."""
         seat = drained.seat
-        if seat.current is drained:
-            seat.current = None
+        if seat.current is not drained:  # another took its place already, and who waits does so for that one
+            return []
+        seat.current = None
         waiting = seat.attempt
         return fetch(waiting, self._limits, now) if waiting and waiting.phase is Phase.WAITING else []
 

@@ -160,10 +160,13 @@ class Seat:
 
     @property
     def view(self) -> Replica | None:
-        """The replica that says how the seat is: the one that serves, else the one that may."""
+        """The replica that says how the seat is: the one that serves, else the one that may, else the one
+        that did, else the one that failed to."""
         if self.current and self.current.phase is Phase.READY:
             return self.current
-        return self.attempt or self.current
+        if self.attempt and self.attempt.phase is not Phase.ENDED:
+            return self.attempt
+        return self.current or self.attempt
 
     def replicas(self) -> list[Replica]:
         return [replica for replica in (self.attempt, self.current) if replica]
