@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -78,6 +78,25 @@ class Lead:
         return self.assigned[-1].task
 
 
+Passes = Callable[[float], Awaitable[None]]
+
+
+@pytest_asyncio.fixture
+async def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    """Lets so many seconds pass at once, and whatever is due happen."""
+    loop = asyncio.get_running_loop()
+    clock, ahead = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + ahead)
+
+    async def passes(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    return passes
+
+
 @pytest_asyncio.fixture
 async def lead() -> Lead:
     return Lead()
@@ -133,14 +152,16 @@ async def test_the_end_is_told_and_nothing_new_begins(lead: Lead, tasks: Tasks) 
 
 
 @pytest.mark.parametrize("index", [1, 3])
-async def test_lost_or_doubled_tokens_end_the_task(lead: Lead, tasks: Tasks, index: int) -> None:
+async def test_lost_or_doubled_tokens_end_the_task(
+    lead: Lead, tasks: Tasks, passes: Passes, index: int
+) -> None:
     answer = collect(tasks)
     task = await lead.until_assigned()
     await lead.say(TaskAccepted(task, 3), TaskTokens(task, 0, 2, "ab"), TaskTokens(task, index, 1, "c"))
     last = (await answer)[-1]
     assert isinstance(last, TaskFinished) and last.failure
     assert (last.failure.reason, last.index) == (Reason.INTERNAL, 2)
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
 
 
@@ -181,101 +202,103 @@ async def test_a_replica_that_ends_fails_its_tasks_and_needs_no_cancel(lead: Lea
     assert lead.cancelled == []
 
 
-async def test_closing_early_cancels_at_the_lead(lead: Lead, tasks: Tasks) -> None:
+async def test_closing_early_cancels_at_the_lead(lead: Lead, tasks: Tasks, passes: Passes) -> None:
     async with aclosing(tasks.run(REQUEST)) as events:
         first = asyncio.ensure_future(anext(events))
         task = await lead.until_assigned()
         await lead.say(TaskAccepted(task, 1))
         await first
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
     await lead.say(TaskTokens(task, 0, 1, "late"))  # nobody waits for it any more
 
 
-async def test_a_task_has_its_deadline(lead: Lead, tasks: Tasks) -> None:
-    request = TaskRequest("m", Sampling(), text="hello", deadline=0.05)
+async def test_a_task_has_its_deadline(lead: Lead, tasks: Tasks, passes: Passes) -> None:
+    request = TaskRequest("m", Sampling(), text="hello", deadline=40)
     answer = collect(tasks, request)
     await lead.say(TaskAccepted(await lead.until_assigned(), 1))
+    await passes(41)
     last = (await answer)[-1]
     assert isinstance(last, TaskFinished) and last.failure
     assert last.failure.reason == Reason.TIMEOUT
 
 
 async def test_a_silent_lead_fails_its_tasks_but_a_busy_one_does_not(
-    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    lead: Lead, tasks: Tasks, passes: Passes
 ) -> None:
-    monkeypatch.setattr(module, "SILENCE_S", 0.2)
-    monkeypatch.setattr(module, "SLOWEST_PREFILL_S", 0.0)
-    monkeypatch.setattr(module, "ANSWER_S", 0.01)
     first = collect(tasks)
     running = await lead.until_assigned()
     queued = collect(tasks)
     await asyncio.sleep(0)
     for index in range(6):  # the lead works on one task while the other waits its turn
         await lead.say(TaskTokens(running, index, 1, "x"))
-        await asyncio.sleep(0.05)
+        await passes(module.SILENCE_S / 4)
     assert not queued.done()
     await lead.say(TaskFinished(running, 6, "stop"))
     assert len(await first) == 7
+    await silence(passes)
     with pytest.raises(AntfarmError) as caught:
         await asyncio.wait_for(queued, 5)
     assert caught.value.reason is Reason.TIMEOUT
 
 
+async def silence(passes: Passes) -> None:
+    """As long as a lead may say nothing while it reads, and may then leave a cancel unanswered."""
+    await passes(module.SILENCE_S + module.SLOWEST_PREFILL_S * ROUTE.chunk + 1)
+    await passes(module.ANSWER_S + 1)
+
+
 @pytest.mark.parametrize("breaks", [True, False])
 async def test_a_silent_lead_is_told_once_if_that_ends_its_tasks(
-    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, breaks: bool
+    lead: Lead, tasks: Tasks, passes: Passes, breaks: bool
 ) -> None:
-    monkeypatch.setattr(module, "SILENCE_S", 0.05)
-    monkeypatch.setattr(module, "ANSWER_S", 0.05)
     lead.breaks = breaks
     answers = [collect(tasks) for _ in range(3)]
+    await passes(0)
+    await silence(passes)
     ended = await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 5)
     reasons = [error.reason for error in ended if isinstance(error, AntfarmError)]
     assert reasons == [Reason.SHARD_FAILED if breaks else Reason.TIMEOUT] * 3
     assert len(lead.silences) == (1 if breaks else 3)
-    route, silence, failure = lead.silences[0]
-    assert (route, failure.reason) == (ROUTE, Reason.TIMEOUT) and silence >= 0.05
+    route, silent, failure = lead.silences[0]
+    assert (route, failure.reason) == (ROUTE, Reason.TIMEOUT) and silent >= module.SILENCE_S
 
 
 async def test_a_silent_lead_that_answers_has_lost_a_task_and_is_not_lost(
-    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    lead: Lead, tasks: Tasks, passes: Passes
 ) -> None:
-    monkeypatch.setattr(module, "SILENCE_S", 0.05)
     lead.lives = True
     answer = collect(tasks)
     task = await lead.until_assigned()
     await lead.say(TaskAccepted(task, 0), TaskTokens(task, 0, 2, "ab"))
+    await passes(module.SILENCE_S + 1)
     *_, last = await asyncio.wait_for(answer, 5)
     assert isinstance(last, TaskFinished) and last.failure
     assert (last.failure.reason, last.index) == (Reason.TIMEOUT, 2)
     assert "was lost on its way" in last.failure.message
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert lead.cancelled == [TaskCancel(task, "m-1", 1)], "and not again once it has ended"
     assert lead.silences == []
 
 
 async def test_a_lead_that_reads_a_long_prompt_is_heard_chunk_by_chunk(
-    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    lead: Lead, tasks: Tasks, passes: Passes
 ) -> None:
-    monkeypatch.setattr(module, "SILENCE_S", 0.1)
-    monkeypatch.setattr(module, "SLOWEST_PREFILL_S", 0.001)
-    monkeypatch.setattr(module, "ANSWER_S", 0.01)
     answer = collect(tasks)
     await lead.say(TaskAccepted(await lead.until_assigned(), 1_000_000))
     for _ in range(10):
-        await asyncio.sleep(0.05)
+        await passes(module.SILENCE_S / 2)
         tasks.hear_lead("m-1", 1)
     assert not answer.done()
+    await silence(passes)
     *_, last = await asyncio.wait_for(answer, 5)
     assert isinstance(last, TaskFinished) and last.failure and len(lead.silences) == 1
 
 
 @pytest.mark.parametrize("begun", [0, 1])
 async def test_a_task_whose_end_was_lost_does_not_wait_for_ever_on_a_busy_lead(
-    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, begun: int
+    lead: Lead, tasks: Tasks, passes: Passes, begun: int
 ) -> None:
-    monkeypatch.setattr(module, "QUIET_S", 0.2)
     lost = collect(tasks)
     await lead.until_assigned()
     waiting, busy = collect(tasks), collect(tasks)
@@ -287,7 +310,7 @@ async def test_a_task_whose_end_was_lost_does_not_wait_for_ever_on_a_busy_lead(
     await lead.say(TaskAccepted(two, 3), TaskAccepted(three, 3))
     for index in range(10):
         await lead.say(TaskTokens(three, index, 1, "x"))
-        await asyncio.sleep(0.05)
+        await passes(module.QUIET_S / 4)
     assert lost.done() and not waiting.done() and not busy.done()
     await lead.say(TaskFinished(two, 0, "stop"), TaskFinished(three, 10, "stop"))
     assert len(await waiting) == 2 and len(await busy) == 12
@@ -300,28 +323,25 @@ async def test_a_task_whose_end_was_lost_does_not_wait_for_ever_on_a_busy_lead(
         assert isinstance(lost.exception(), AntfarmError)
 
 
-async def test_a_cancel_that_was_lost_is_sent_again(
-    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CANCEL_AGAIN_S", 0.1)
+async def test_a_cancel_that_was_lost_is_sent_again(lead: Lead, tasks: Tasks, passes: Passes) -> None:
     lead.refuses_cancels = BusError(Reason.BUS_UNREACHABLE, "the bus is away")
     async with aclosing(tasks.run(REQUEST)) as events:
         first = asyncio.ensure_future(anext(events))
         task = await lead.until_assigned()
         await lead.say(TaskAccepted(task, 1))
         await first
-    await asyncio.sleep(0.01)
+    await passes(0)
     lead.refuses_cancels = None
     await lead.say(TaskTokens(task, 0, 1, "x"), TaskTokens("never-heard-of", 0, 1, "x"))
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert lead.cancelled == [], "what was on its way is no sign that it was lost"
-    await asyncio.sleep(0.1)
+    await passes(module.CANCEL_AGAIN_S + 1)
     await lead.say(TaskTokens(task, 1, 1, "x"), TaskTokens(task, 2, 1, "x"))
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
-    await asyncio.sleep(0.1)
+    await passes(module.CANCEL_AGAIN_S + 1)
     await lead.say(TaskFinished(task, 3, "cancelled"), TaskTokens(task, 3, 1, "x"))
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert len(lead.cancelled) == 1
 
 
@@ -376,22 +396,21 @@ async def test_draining_waits_for_tasks_within_a_bound(
 
 
 async def test_a_replica_that_is_kept_is_drained_no_more(
-    lead: Lead, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    lead: Lead, tasks: Tasks, passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DRAIN_S", 0.05)
     happened: list[Event] = []
     performer = Performer(lead, lead, tasks, happened.append)  # type: ignore[arg-type]
     monkeypatch.setattr(lead, "connected", False, raising=False)
     answer = collect(tasks)
     task = await lead.until_assigned()
     performer.begin(Drain("m-1", 1))
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert performer.begin(Keep("m-1", 1)) is None
-    await asyncio.sleep(0.1)
+    await passes(module.DRAIN_S + 1)
     await lead.say(TaskAccepted(task, 3), TaskFinished(task, 0, "stop"))
     assert len(await answer) == 2
     assert happened == []
     performer.begin(Drain("m-1", 1))
-    await asyncio.sleep(0.01)
+    await passes(0)
     assert happened == [Drained("m-1", 1)]
     await performer.close()
