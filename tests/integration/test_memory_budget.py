@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from support.antc import FREE_PORTS, Antc
 
+from antfarm.client import state
 from antfarm.model.synthetic import SHAPES, write
 
 MIB = 1 << 20
@@ -29,6 +32,18 @@ def peak(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+def ask_for_all(antc: Antc, model: dict[str, Any]) -> None:
+    """What takes most memory: every row of one slot, and the most text that is turned to tokens at once."""
+    queen = state.read(antc.home).queen()
+    assert queen
+    with httpx.Client(base_url=queen.api, timeout=200) as http:
+        ids = [300 + i % 50 for i in range(model["context"] - 1)]
+        full = http.post("/v1/completions", json={"prompt": ids, "max_tokens": 1})
+        assert full.json()["usage"]["prompt_tokens"] == len(ids)
+        counted = http.post("/tokenize", json={"prompt": "1 " * (MIB // 2)})
+        assert counted.json()["count"] >= MIB // 2
+
+
 @pytest.mark.timeout(300)
 def test_a_model_larger_than_each_host_is_held_by_two_within_the_plan(antc: Antc, billion: Path) -> None:
     assert billion.stat().st_size > 590 * MIB
@@ -42,6 +57,7 @@ def test_a_model_larger_than_each_host_is_held_by_two_within_the_plan(antc: Antc
     antc.run("load", billion, "--split", "2", "--name", "billion")
     answer = antc.json("ask", "Ants", "-m", "billion", "--max-tokens", "8", "--temperature", "0")
     assert answer["usage"]["completion_tokens"] == 8
+    ask_for_all(antc, antc.json("ps")[0])
     shards = [shard for node in antc.json("nodes") for shard in node["shards"]]
     assert len(shards) == 2
     for shard in shards:
