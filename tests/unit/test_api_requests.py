@@ -26,6 +26,7 @@ from antfarm.messages import (
 from antfarm.queen.api import create_app
 from antfarm.queen.tasks import TaskRequest
 from antfarm.shard.sampler import check
+from antfarm.types import Sampling
 
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
 TINY = {"messages": HELLO}
@@ -176,6 +177,68 @@ async def _refused(path: str, body: Any, param: str | None) -> None:
     )
     if param:
         assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "max_tokens", "logprobs"),
+    [
+        ("chat/completions", {"max_tokens": 5}, 5, None),
+        ("chat/completions", {"max_tokens": 5, "max_completion_tokens": 6}, 6, None),
+        ("chat/completions", {"logprobs": True, "top_logprobs": 3}, None, 3),
+        ("chat/completions", {"logprobs": True}, None, 0),
+        ("completions", {"max_tokens": 5, "logprobs": 3}, 5, 3),
+        ("completions", {"max_completion_tokens": 6}, 16, None),  # which is chat's alone
+    ],
+)
+async def test_every_sampling_field_reaches_the_lead(
+    path: str, more: Any, max_tokens: int | None, logprobs: int | None
+) -> None:
+    body = {
+        "temperature": 0.1,
+        "top_k": 20,
+        "top_p": 0.3,
+        "min_p": 0.04,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.6,
+        "frequency_penalty": 0.7,
+        "seed": 8,
+        "stop": ["nine", "ten"],
+        "ignore_eos": True,
+        "logit_bias": {"11": -12, "13": 0.5},
+        "n": 2,
+        **more,
+    }
+    wanted = Sampling(
+        temperature=0.1,
+        top_k=20,
+        top_p=0.3,
+        min_p=0.04,
+        repetition_penalty=1.5,
+        presence_penalty=-0.6,
+        frequency_penalty=0.7,
+        seed=8,
+        max_tokens=max_tokens,
+        stop=("nine", "ten"),
+        logprobs=logprobs,
+        ignore_eos=True,
+        logit_bias={11: -12.0, 13: 0.5},
+    )
+    queen = ScriptedQueen(said("Hi"))
+    prompt = TINY if path.startswith("chat") else {"prompt": "x"}
+    reply = await post(queen, f"/v1/{path}", {**prompt, **body})
+    assert reply.status_code == 200, reply.text
+    sampled = sorted((request.sampling for request in queen.requests), key=lambda one: one.seed or 0)
+    assert sampled == [wanted, msgspec.structs.replace(wanted, seed=9)]
+
+
+async def test_what_is_not_set_is_off() -> None:
+    queen = ScriptedQueen(said("Hi"))
+    for path, body in (("chat/completions", TINY), ("completions", {"prompt": "x", "stop": "one"})):
+        assert (await post(queen, f"/v1/{path}", body)).status_code == 200
+    assert [request.sampling for request in queen.requests] == [
+        Sampling(),
+        Sampling(max_tokens=16, stop=("one",)),
+    ]
 
 
 async def test_harmless_and_unknown_fields_are_tolerated() -> None:
