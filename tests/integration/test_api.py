@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -320,6 +321,15 @@ async def test_the_key_guards_v1_and_nothing_else() -> None:
         for path in ("/healthz", "/readyz", "/openapi.json", "/docs"):
             assert (await api.get(path)).status_code == 200
     assert raised.value.code == "unauthorized"
+
+
+async def test_the_openapi_page_needs_no_other_host() -> None:
+    async with served(said("Hi")) as api:
+        page = (await api.get("/docs")).text
+        sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+        assert sources and all(source.startswith("/") and source[1] != "/" for source in sources)
+        for source in sources:
+            assert (await api.get(source)).status_code == 200
 
 
 def test_an_open_api_on_the_network_is_noticed() -> None:

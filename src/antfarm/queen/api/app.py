@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
 
 import antfarm
 from antfarm.messages import ModelStatus
@@ -40,7 +41,7 @@ STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream"
 
 def create_app(queen: models.Source, *, api_key: str | None = None) -> FastAPI:
     """The API as an ASGI app. With `api_key`, what the gate guards asks for it as a bearer token."""
-    app = FastAPI(
+    app = FastAPIOffline(  # its OpenAPI page comes from here, for browsers that reach no other host
         title="ANTFARM",
         version=antfarm.__version__,
         description="One language model, served by several hosts together. Any OpenAI client works here.",
