@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
