@@ -88,8 +88,22 @@ def status(replica: str = "m-1", epoch: int = 1, state: str = "ready") -> ModelS
 
 
 def shard(replica: str = "m-1", epoch: int = 1, index: int = 0, steps: int = 5) -> ShardStats:
-    lead = LeadStats(3, 4, 4, 100, 400, 90, 10, 50, 20, 60) if index == 0 else None
-    return ShardStats(replica, epoch, index, 1.5, 0.5, 1000, 2000, steps, 90, 60, lead)
+    """No two of its figures are the same."""
+    lead = LeadStats(3, 2, 4, 100, 400, 91, 10, 50, 20, 61) if index == 0 else None
+    more = 1000 * index
+    return ShardStats(
+        replica,
+        epoch,
+        index,
+        1.5 + more,
+        0.5 + more,
+        101 + more,
+        202 + more,
+        steps + more,
+        90 + more,
+        60 + more,
+        lead,
+    )
 
 
 # ---- counting
@@ -191,7 +205,9 @@ async def test_what_the_page_says(player: Player) -> None:
     await player.play(answer(3, cached=4))
     player.stats.hear(shard())
     player.stats.hear(shard(index=1))
-    families = page(player.report(status(), status("m-2", state="unavailable")))
+    async with aclosing(player.stats.observed("m", player.events(answer(1), 0.25))) as begun:
+        await anext(begun)
+        families = page(player.report(status(), status("m-2", state="unavailable")))
 
     def values(name: str) -> dict[tuple[str, ...], float]:
         """Values by their labels, in the order of the labels' names."""
@@ -202,12 +218,36 @@ async def test_what_the_page_says(player: Player) -> None:
     assert values("antfarm_foragers") == {(): 2}
     assert values("antfarm_models")[("ready",)] == 1
     assert values("antfarm_replica_ready") == {("m", "m-1"): 1, ("m", "m-2"): 0}
-    assert values("antfarm_queue_length") == {("m", "m-1"): 3}
-    assert values("antfarm_shard_compute_seconds") == {
-        ("forager-0", "m", "m-1", "0"): 1.5,
-        ("forager-1", "m", "m-1", "1"): 1.5,
-    }
+    for name, value in {
+        "requests_underway": 1,
+        "prompt_tokens": 18,
+        "cached_prompt_tokens": 4,
+        "answer_tokens": 6,
+    }.items():
+        assert values(f"antfarm_{name}") == {("m",): value}, name
+    for name, value in {
+        "queue_length": 3,
+        "slots_used": 2,
+        "slots": 4,
+        "kv_rows": 100,
+        "kv_rows_capacity": 400,
+        "decode_steps": 20,
+        "decode_rows": 61,
+    }.items():
+        assert values(f"antfarm_{name}") == {("m", "m-1"): value}, name
+    first, second = ("forager-0", "m", "m-1", "0"), ("forager-1", "m", "m-1", "1")
+    for name, figure in {
+        "compute_seconds": 1.5,
+        "wait_seconds": 0.5,
+        "sent_bytes": 101,
+        "received_bytes": 202,
+        "steps": 5,
+        "prompt_rows": 90,
+        "decode_rows": 60,
+    }.items():
+        assert values(f"antfarm_shard_{name}") == {first: figure, second: 1000 + figure}, name
     assert values("antfarm_shard_resident_bytes")[("forager-1", "m", "m-2", "1")] == 1001
+    assert values("antfarm_shard_planned_bytes")[("forager-1", "m", "m-2", "1")] == 2001
     buckets = [
         sample.value
         for sample in families["antfarm_time_to_first_token_seconds"].samples
