@@ -68,6 +68,23 @@ def ready_queen(antc: Antc) -> state.Process | None:
     return queen if queen and queen.bus else None
 
 
+def test_a_queen_that_hangs_is_told(antc: Antc) -> None:
+    antc.run("up", *FREE_PORTS)
+    queen = state.read(antc.home).queen()
+    assert queen is not None
+    os.kill(queen.pid, signal.SIGSTOP)
+    try:
+        assert antc.run("ps", code=1).stderr.startswith("antc: timeout: the queen gave no answer within")
+        wrong = [
+            one
+            for one in json.loads(antc.run("doctor", "--json", code=1).stdout)
+            if one["verdict"] == "wrong"
+        ]
+        assert [one["check"] for one in wrong] == ["bus"] and "the queen gave no answer" in wrong[0]["text"]
+    finally:
+        os.kill(queen.pid, signal.SIGCONT)
+
+
 def test_a_key_stays_until_it_is_dropped_and_that_is_told(antc: Antc) -> None:
     assert "key " in antc.run("up", *FREE_PORTS, "--api-key", "a-key-of-the-tests").stdout
     refused = antc.run("up", *FREE_PORTS, "--api-key", "another-key", code=1)

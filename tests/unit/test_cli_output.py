@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from antfarm.cli.benching import publish
+from antfarm.cli.figures import Figures, ModelFigures
+from antfarm.cli.live import Whole, draw
 from antfarm.cli.output import table
 
 
@@ -19,6 +22,14 @@ def test_no_cell_loses_its_end_in_a_narrow_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     table(("A", "B"), [("a" * 30, "b" * 30)])
     assert f"{'a' * 30}  {'b' * 30}" in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_shows_whole_columns_of_top() -> None:
+    one = ModelFigures("m", "ready", 1, 1, 0, 0, 0.0, 0.0, None, None, None, None)
+    drawn = Whole(draw(Figures(1.0, 2, (one,), ())))
+    lines = ["".join(part.text for part in line) for line in Console(width=32).render_lines(drawn)]
+    assert "MODEL  STATE  REPLICAS  RUNNING " in lines
+    assert "m      ready       1/1        0 " in lines
 
 
 def test_results_are_kept_under_the_name_that_was_given(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -54,7 +55,8 @@ class Ticker:
 
     def __call__(self, text: str) -> None:
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{text}")
+            width = shutil.get_terminal_size().columns - 1  # a longer line would wrap, and stay
+            sys.stderr.write(f"\r\x1b[K{text[:width]}")
             sys.stderr.flush()
         elif time.monotonic() - self._said > PLAIN_EVERY_S:
             self._said = time.monotonic()

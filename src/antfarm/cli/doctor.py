@@ -229,4 +229,6 @@ def _colony(home: Home) -> Iterator[Finding]:
 
 
 async def _nodes(control: Control) -> list[ForagerFacts]:
+    """Who is registered; raises when the queen does not answer, since the bus does without her."""
+    await control.models()
     return await control.nodes()

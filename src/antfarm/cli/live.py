@@ -8,14 +8,15 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from antfarm.cli.figures import Figures, figures
-from antfarm.cli.output import size
+from antfarm.cli.output import WIDE, size
 from antfarm.client.control import Control
 from antfarm.messages import ColonyStats
 
@@ -40,7 +41,7 @@ async def watch(control: Control) -> None:
         while not leave.is_set():
             looks.append(await control.stats())
             before = looks[max(0, len(looks) - 1 - RATES)]
-            live.update(draw(figures(before, looks[-1], looks[0])), refresh=True)
+            live.update(Whole(draw(figures(before, looks[-1], looks[0]))), refresh=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(leave.wait(), REFRESH_S)
 
@@ -69,6 +70,16 @@ def _keys(leave: asyncio.Event) -> Iterator[None]:
     finally:
         loop.remove_reader(stdin)
         termios.tcsetattr(stdin, termios.TCSADRAIN, saved)
+
+
+@dataclass
+class Whole:
+    """Columns in their full width: what a narrow terminal has no room for is cut off at its right edge."""
+
+    drawn: Group
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.drawn, options.update_width(WIDE))
 
 
 def draw(seen: Figures) -> Group:

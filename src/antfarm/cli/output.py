@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+WIDE = 1000  # columns; more than any table has
 
 
 def say(text: str = "") -> None:
@@ -74,7 +75,7 @@ def show(drawn: RenderableType) -> None:
     """To stdout, whole: a narrower terminal wraps the lines; squeezed, cells would lose their ends."""
     from rich.console import Console
 
-    console = Console(width=1000)
+    console = Console(width=WIDE)
     with _writable():
         console.print(drawn)
 

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
 from antfarm.bus import Bus, OpsLog, Registry
+from antfarm.bus.subject import RequestSubject
 from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_STATS, QUEEN_UNLOAD
 from antfarm.client import state
-from antfarm.config import LOAD_S, Home
+from antfarm.config import LOAD_S, REQUEST_S, Home
 from antfarm.errors import BusError, Reason, StateError
 from antfarm.messages import (
     ColonyStats,
@@ -27,6 +28,9 @@ from antfarm.messages import (
     UnloadModel,
 )
 from antfarm.secret import Secret
+
+M = TypeVar("M")
+R = TypeVar("R")
 
 WATCH_S = 0.2  # between looks at a loading model
 
@@ -58,17 +62,17 @@ class Control:
 
     async def load(self, wanted: LoadModel) -> ModelStatus:
         """Ask for a model, or with `reshard` for another split of it. It is loading when this returns."""
-        return await self._bus.request(QUEEN_LOAD, wanted, within=LOAD_S)
+        return await self._ask(QUEEN_LOAD, wanted, within=LOAD_S)
 
     async def unload(self, model: str) -> None:
-        await self._bus.request(QUEEN_UNLOAD, UnloadModel(model))
+        await self._ask(QUEEN_UNLOAD, UnloadModel(model))
 
     async def models(self) -> tuple[ModelStatus, ...]:
-        return (await self._bus.request(QUEEN_MODELS, ListModels())).models
+        return (await self._ask(QUEEN_MODELS, ListModels())).models
 
     async def stats(self) -> ColonyStats:
         """What the queen has counted so far."""
-        return await self._bus.request(QUEEN_STATS, ListStats())
+        return await self._ask(QUEEN_STATS, ListStats())
 
     async def watch(self, model: str, within: float = LOAD_S) -> AsyncIterator[ModelStatus]:
         """What becomes of a loading model's replicas, look by look, until all are `ready`.
@@ -121,6 +125,15 @@ class Control:
         """The last `n` events, then new ones as they come."""
         async for event in (await OpsLog.open(self._bus)).follow(n):
             yield event
+
+    async def _ask(self, subject: RequestSubject[M, R], message: M, within: float = REQUEST_S) -> R:
+        try:
+            return await self._bus.request(subject, message, within)
+        except BusError as error:
+            if error.reason is Reason.TIMEOUT:
+                error.message = f"the queen gave no answer within {within:g} s"
+                error.hint = "look into her log; `antc down` and `antc up` start afresh"
+            raise
 
     async def __aenter__(self) -> Self:
         return self
