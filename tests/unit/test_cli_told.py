@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from antfarm.cli.app import app
 from antfarm.cli.loading import what_did_not_fit
 from antfarm.cli.models import newest_failures
 from antfarm.cli.progress import Display
@@ -64,3 +69,16 @@ def test_a_streams_chunks_make_a_whole_answer() -> None:
         ],
         "usage": {"total_tokens": 3},
     }
+
+
+def test_a_model_that_was_loaded_elsewhere_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here.gguf"
+    here.touch()
+    sources = ("https://host/m.gguf", "/not/on/this/host.gguf", str(here))
+    loaded = [msgspec.structs.replace(READY, model=f"m{n}", source=s) for n, s in enumerate(sources)]
+    monkeypatch.setattr("antfarm.cli.models._loaded", lambda _home: loaded)
+    shown = CliRunner().invoke(app, ["--home", str(tmp_path), "models", "--json"]).stdout
+    paths = [row["path"] for row in json.loads(shown) if row["state"]]
+    assert paths == ["", "", str(here)]

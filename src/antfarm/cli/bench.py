@@ -186,7 +186,7 @@ def batch(
         long_prompt=long_prompt,
         history=history,
         rounds=rounds,
-        scenarios=tuple(only or ()),
+        scenarios=tuple(dict.fromkeys(only or ())),
     )
     result = run(asked, note)
     publish(result, batch_page(result), out, as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -30,11 +31,12 @@ from antfarm.cli.options import (
 )
 from antfarm.cli.output import document, note, say, size, table
 from antfarm.cli.session import home_of, with_control
+from antfarm.errors import ModelError
 
 if TYPE_CHECKING:
     from antfarm.config import Home
     from antfarm.messages import Failure, ModelStatus
-    from antfarm.model.catalog import Entry
+    from antfarm.model.catalog import Catalog, Entry
 
 app = typer.Typer()
 
@@ -60,7 +62,7 @@ def models(context: typer.Context, as_json: Json = False) -> None:
         row = rows.get(file.name, ModelRow(file.name))
         rows[file.name] = msgspec.structs.replace(row, bytes=file.bytes, path=str(file.path))
     for status in _loaded(home):
-        row = rows.get(status.model, ModelRow(status.model, path=status.source))
+        row = rows.get(status.model, ModelRow(status.model, path=_here(catalog, status.source)))
         if row.state != "ready":  # of replicas, the best counts
             rows[status.model] = msgspec.structs.replace(row, state=status.state)
     if as_json:
@@ -95,6 +97,13 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 def _known(entry: Entry) -> ModelRow:
     return ModelRow(entry.name, entry.title, entry.license, entry.source.bytes)
+
+
+def _here(catalog: Catalog, source: str) -> str:
+    """The file of what was loaded, if this host has it: foragers elsewhere may have fetched it."""
+    with suppress(ModelError):
+        return str(catalog.resolve(source))
+    return ""
 
 
 def newest_failures(loaded: Iterable[ModelStatus]) -> dict[str, Failure]:
