@@ -32,7 +32,7 @@ async def ended(
             ends.set()
         await server.stop()
         reply = await asking
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         return reply
 
 

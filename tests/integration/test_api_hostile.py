@@ -13,7 +13,7 @@ import pytest
 from support.scripted import said
 from support.served import DEADLINE_S, Api, served
 
-SOME_S = 0.3
+SOME_S = 1.5
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
 OPEN: Any = {"messages": HELLO}
@@ -158,11 +158,11 @@ async def test_five_hundred_idle_connections_harm_nobody() -> None:
 
 
 async def test_a_long_answer_is_not_an_idle_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antfarm.queen.api.connection.HEAD_S", 0.05)
+    monkeypatch.setattr("antfarm.queen.api.connection.HEAD_S", SOME_S)
     wait = asyncio.Event()
     script = said("Hel", "lo!")
     async with served([*script[:2], wait, *script[2:]]) as api:
         asking = asyncio.create_task(api.post(CHAT, OPEN))
-        await asyncio.sleep(SOME_S)
+        await asyncio.sleep(1.5 * SOME_S)
         wait.set()
         assert (await asking).json()["choices"][0]["message"]["content"] == "Hello!"

@@ -72,7 +72,7 @@ async def test_a_port_in_use_is_named_and_nothing_is_left(server: EmbeddedServer
 
 async def test_a_crash_of_the_server_is_noticed(server: EmbeddedServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
-    assert await asyncio.wait_for(server.wait(), 5) == -signal.SIGKILL
+    assert await asyncio.wait_for(server.wait(), 20) == -signal.SIGKILL
 
 
 async def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ async def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
         sys.executable, "-c", script, str(tmp_path), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
-    child = psutil.Process(int(await asyncio.wait_for(parent.stdout.readline(), 20)))
+    child = psutil.Process(int(await asyncio.wait_for(parent.stdout.readline(), 60)))
     parent.kill()
     await parent.wait()
-    assert await asyncio.to_thread(psutil.wait_procs, [child], 10) == ([child], [])
+    assert await asyncio.to_thread(psutil.wait_procs, [child], 30) == ([child], [])
 
 
 # ---- the client
@@ -107,7 +107,7 @@ async def test_a_wrong_secret_is_refused_at_once(server: EmbeddedServer) -> None
             await Bus.connect(server.url, "wrong", "stranger")
         assert caught.value.reason is Reason.BUS_UNAUTHORIZED
         assert "wrong" not in str(caught.value)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:9", "nats://no-such-host.invalid:4222"])
@@ -185,7 +185,7 @@ async def test_garbage_is_answered_and_kills_no_subscriber(
                 await raw.publish("antfarm.v1.shard.x", garbage)
         assert await stranger.request(STOP, ShardStop("r", 1)) == Done()
         await stranger.publish(SHARD_EVENTS.of("a"), ShardLinked("r", 1, 0))
-        assert await asyncio.wait_for(anext(events), 5) == ShardLinked("r", 1, 0)
+        assert await asyncio.wait_for(anext(events), 20) == ShardLinked("r", 1, 0)
     assert caplog.text.count("a malformed message") == 3
 
 
@@ -195,11 +195,11 @@ async def test_events_come_in_order_and_end_with_the_bus(server: EmbeddedServer)
         assert await listener.answers(5)  # and so it has seen the subscription
         for shard in range(500):
             await speaker.publish(SHARD_EVENTS.of("a"), ShardLinked("r", 1, shard))
-        seen = [await asyncio.wait_for(anext(events), 5) for _ in range(500)]
+        seen = [await asyncio.wait_for(anext(events), 20) for _ in range(500)]
         assert [event.shard for event in seen if isinstance(event, ShardLinked)] == list(range(500))
         await listener.close()
         with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(events), 5)
+            await asyncio.wait_for(anext(events), 20)
 
 
 async def test_a_message_too_large_is_refused_here(bus: Bus) -> None:
@@ -251,7 +251,7 @@ async def test_a_connection_that_breaks_while_it_is_closed_is_closed(
     really = bus._nats.close
     monkeypatch.setattr(bus._nats, "close", broken)
     await bus.close()
-    await asyncio.wait_for(bus.wait_closed(), 1)
+    await asyncio.wait_for(bus.wait_closed(), 20)
     await really()
 
 
@@ -266,7 +266,7 @@ async def test_the_registry_lists_watches_and_says_goodbye(bus: Bus) -> None:
     await registry.put(facts("a"))
     await registry.put(facts("b", pid=2))
     await registry.remove("a")
-    seen = [await asyncio.wait_for(anext(changes), 5) for _ in range(3)]
+    seen = [await asyncio.wait_for(anext(changes), 20) for _ in range(3)]
     assert seen == [facts("a"), facts("b", pid=2), ForagerGone("a")]
     assert await registry.snapshot() == [facts("b", pid=2)]
 
@@ -301,7 +301,7 @@ async def test_a_dead_queens_lease_is_taken_over_and_the_old_one_learns_of_it(
     async with connected(server) as other:
         await (await Registry.open(other)).acquire("queen on b")
     with pytest.raises(StateError) as caught:
-        await asyncio.wait_for(lease.keep(), 10)
+        await asyncio.wait_for(lease.keep(), 30)
     assert caught.value.reason is Reason.COLONY_EXISTS
 
 
@@ -309,12 +309,12 @@ async def test_a_lease_is_kept_through_a_hang_of_the_bus(
     server: EmbeddedServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server carries out the renewal whose answer came too late; its revision is then unknown."""
-    monkeypatch.setattr("antfarm.bus.client.REQUEST_S", 0.3)
+    monkeypatch.setattr("antfarm.bus.client.REQUEST_S", 1.0)
     monkeypatch.setattr("antfarm.bus.registry.RENEW_S", 0.05)
     lease = await (await Registry.open(bus)).acquire("queen on a")
     keeping = asyncio.create_task(lease.keep())
     with stopped(server.pid):
-        await asyncio.sleep(0.7)  # two renewals give up
+        await asyncio.sleep(2.3)  # two renewals give up
     done, _ = await asyncio.wait([keeping], timeout=1.5)
     assert not done
     keeping.cancel()
@@ -363,10 +363,10 @@ async def test_the_ops_log_keeps_order_counts_and_follows(bus: Bus) -> None:
     assert await ops.recent(99) == [event(0), event(1), event(2, "forager-lost"), event(3)]
     assert await ops.counts() == {"forager-lost": 1, "model-ready": 3}
     follower = ops.follow(1)
-    assert await asyncio.wait_for(anext(follower), 5) == event(3)
+    assert await asyncio.wait_for(anext(follower), 20) == event(3)
     waiting = asyncio.ensure_future(anext(follower))
     await ops.append(event(4))
-    assert await asyncio.wait_for(waiting, 5) == event(4)
+    assert await asyncio.wait_for(waiting, 20) == event(4)
     await follower.aclose()
 
 

@@ -54,7 +54,13 @@ def test_replicas_that_find_no_foragers_are_refused(antc: Antc, models: Models) 
 
 def test_top_shows_what_was_done(antc: Antc) -> None:
     antc.run("ask", "Hello?", "--max-tokens", "8")
-    eventually(lambda: antc.json("top")["shards"][0]["kv"] is not None, "the lead has told its counters")
+
+    def told() -> bool:
+        seen = antc.json("top")
+        idle = seen["shards"][0]["kv"] is not None and seen["models"][0]["running"] == 0
+        return idle and all(shard["resident"] > 0 for shard in seen["shards"])
+
+    eventually(told, "the lead has told its counters, and the foragers their memory")
     seen = antc.json("top", "--once")
     assert seen["seconds"] > 1 and seen["foragers"] == 2
     (model,) = seen["models"]

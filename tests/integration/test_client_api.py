@@ -130,9 +130,10 @@ async def test_nothing_there_is_colony_down() -> None:
 def test_an_interrupted_call_is_cancelled() -> None:
     """As Ctrl-C does: what waits in the main thread is interrupted, the work must not go on unseen."""
     blocking = Blocking()
-    cancelled = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
     async def forever() -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -142,9 +143,10 @@ def test_an_interrupted_call_is_cancelled() -> None:
     main = threading.get_ident()
 
     def interrupt() -> None:
-        signal.pthread_kill(main, signal.SIGINT)
+        if begun.wait(DEADLINE_S):
+            signal.pthread_kill(main, signal.SIGINT)
 
-    threading.Timer(0.1, interrupt).start()
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         blocking.run(forever())
     assert cancelled.wait(DEADLINE_S)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.meshes import SECRET, batch_of, listeners, plan_of, run, spec_of
+from support.meshes import SECRET, STEP_S, batch_of, listeners, plan_of, run, spec_of
 from support.rounding import rounded
 
 from antfarm.errors import AntfarmError, LinkError, Reason
@@ -238,20 +238,20 @@ def test_a_killed_peer_is_named_at_once() -> None:
         rows = noise(0, 4)
         mesh.start_step(batch_of(4), rows)
         mesh.all_reduce(rows, np.empty_like(rows))
-        assert said.wait(10)
+        assert said.wait(30)
         mesh.check()  # alive
         os.kill(process.pid, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(LinkError) as caught:
             mesh.all_reduce(rows, np.empty_like(rows))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < STEP_S / 2
         assert (caught.value.reason, caught.value.peer) == (Reason.LINK_LOST, "shard 1")
         with pytest.raises(LinkError, match="lost shard 1"):
             mesh.check()
 
 
 def test_a_stalled_peer_times_out_by_name() -> None:
-    ours, theirs = specs(2, step_s=0.3)
+    ours, theirs = specs(2, step_s=2.0)
     bound, peers = listeners(2)
     with (
         peer_process(bound[1], peers, theirs) as (_, said),
@@ -260,11 +260,11 @@ def test_a_stalled_peer_times_out_by_name() -> None:
         rows = noise(0, 4)
         mesh.start_step(batch_of(4), rows)
         mesh.all_reduce(rows, np.empty_like(rows))
-        assert said.wait(10)
+        assert said.wait(30)
         began = time.monotonic()
         with pytest.raises(LinkError) as caught:
             mesh.all_reduce(rows, np.empty_like(rows))
-        assert 0.25 < time.monotonic() - began < 2
+        assert 1.9 < time.monotonic() - began < STEP_S / 2
         assert (caught.value.reason, caught.value.peer) == (Reason.LINK_TIMEOUT, "shard 1")
 
 
@@ -349,7 +349,7 @@ def test_a_wrong_secret_is_refused_on_both_sides() -> None:
     plan = plan_of(1, 1)
     ours = spec_of(plan, 0)
     theirs = spec_of(plan, 1, secret=Secret("not the colony's secret"))
-    listening, dialing = run([ours, theirs], lambda shard, mesh: "linked", link_s=1.0)
+    listening, dialing = run([ours, theirs], lambda shard, mesh: "linked", link_s=4.0)
     for error, peer in ((listening, "shard 1"), (dialing, "shard 0")):
         assert isinstance(error, LinkError)
         assert (error.reason, error.peer) == (Reason.LINK_REFUSED, peer)
@@ -359,7 +359,7 @@ def test_a_wrong_secret_is_refused_on_both_sides() -> None:
 def test_an_older_epoch_is_fenced_out() -> None:
     plan = plan_of(2)
     listening, dialing = run(
-        [spec_of(plan, 0), spec_of(plan, 1, epoch=2)], lambda shard, mesh: "linked", link_s=1.0
+        [spec_of(plan, 0), spec_of(plan, 1, epoch=2)], lambda shard, mesh: "linked", link_s=4.0
     )
     assert listening.reason is dialing.reason is Reason.LINK_REFUSED
     assert "epoch 2; this is epoch 3" in listening.message
@@ -369,7 +369,7 @@ def test_strangers_do_not_keep_peers_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before the peer comes: one that talks HTTP, one silent, one slow, one gone, and a wrong secret."""
-    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 2.0)
     bound, peers = listeners(2)
     port = bound[0].port
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
@@ -382,24 +382,24 @@ def test_strangers_do_not_keep_peers_out(
         results: list[Any] = []
 
         def lead() -> None:
-            with Mesh.connect(bound[0], spec_of(plan, 0), peers, 10) as mesh:
+            with Mesh.connect(bound[0], spec_of(plan, 0), peers, 30) as mesh:
                 results.append(drive(0, mesh, 1, steps=3, in_flight=0, rows=2))
 
         thread = threading.Thread(target=lead)
         thread.start()
         with pytest.raises(LinkError, match="secrets differ"):
-            Mesh.connect(Listener.bind("127.0.0.1"), wrong, peers, 5)
+            Mesh.connect(Listener.bind("127.0.0.1"), wrong, peers, 30)
         assert strangers[2].recv(1) == b""  # the silent one was let go in time
-        with Mesh.connect(bound[1], spec_of(plan, 1), peers, 5) as mesh:
+        with Mesh.connect(bound[1], spec_of(plan, 1), peers, 30) as mesh:
             assert drive(1, mesh, 1, steps=3, in_flight=0, rows=2) is None
-            thread.join(10)
+            thread.join(30)
         assert len(results[0]) == 3
         with pytest.raises(OSError):  # the port is closed once the mesh stands
             socket.create_connection(("127.0.0.1", port), timeout=2)
     finally:
         for sock in strangers:
             sock.close()
-    assert {"a stranger's bytes", "no handshake within 0.5 s", "the colony secrets differ"} <= {
+    assert {"a stranger's bytes", "no handshake within 2 s", "the colony secrets differ"} <= {
         record.getMessage().split(": ", 1)[1] for record in caplog.records
     }
 
@@ -431,7 +431,7 @@ def test_a_peer_that_never_comes_is_named() -> None:
     with pytest.raises(LinkError) as caught:
         Mesh.connect(Listener.bind("127.0.0.1"), spec_of(plan, 1), peers, 0.3)
     assert (caught.value.reason, caught.value.peer) == (Reason.LINK_TIMEOUT, "shard 0")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_another_service_on_the_peers_port_is_called_garbage() -> None:
@@ -448,7 +448,7 @@ def test_another_service_on_the_peers_port_is_called_garbage() -> None:
         thread.start()
         peers = [Peer(0, "shard 0", "127.0.0.1", server.getsockname()[1])]
         with pytest.raises(LinkError) as caught:
-            Mesh.connect(Listener.bind("127.0.0.1"), spec_of(plan, 1), peers, 5)
+            Mesh.connect(Listener.bind("127.0.0.1"), spec_of(plan, 1), peers, 30)
         thread.join()
     assert (caught.value.reason, caught.value.peer) == (Reason.LINK_GARBAGE, "shard 0")
 

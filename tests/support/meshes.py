@@ -17,7 +17,7 @@ from antfarm.secret import Secret
 from antfarm.types import Part, Plan, RunOptions, Span, SplitMode
 
 SECRET = Secret("a secret of the tests")
-STEP_S = 10.0
+STEP_S = 20.0
 
 
 def plan_of(*ranks: int) -> Plan:
@@ -46,13 +46,13 @@ def listeners(count: int) -> tuple[list[Listener], list[Peer]]:
     return bound, [Peer(i, f"shard {i}", "127.0.0.1", each.port) for i, each in enumerate(bound)]
 
 
-def run(specs: Sequence[MeshSpec], body: Callable[[int, Mesh], Any], *, link_s: float = 10.0) -> list[Any]:
+def run(specs: Sequence[MeshSpec], body: Callable[[int, Mesh], Any], *, link_s: float = 30.0) -> list[Any]:
     """What `body(shard, mesh)` returns on each shard, or the exception that it or the linking raised.
 
     Meshes stay open until all bodies are through; one whose body raises closes, as its process would.
     """
     bound, peers = listeners(len(specs))
-    done = Barrier(len(specs), timeout=30)
+    done = Barrier(len(specs), timeout=60)
 
     def shard(i: int) -> Any:
         try:

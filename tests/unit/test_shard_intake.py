@@ -167,7 +167,7 @@ def test_a_library_that_panics_fails_its_task_alone(models: Models, monkeypatch:
     monkeypatch.setattr(broken.tokenizer, "pieces", panics)
     for name in ("bad", "good"):
         assign(TaskAssign(name, "r", 1, Sampling(), text=name))
-    bad, good = (done.get(timeout=10) for _ in range(2))
+    bad, good = (done.get(timeout=60) for _ in range(2))
     assert isinstance(bad.outcome, Failure) and bad.outcome.reason == Reason.INTERNAL
     assert (bad.task, good.task) == ("bad", "good")
     assert isinstance(good.outcome, Sequence)
@@ -207,6 +207,6 @@ def test_a_short_prompt_does_not_wait_for_long_ones(models: Models, monkeypatch:
     for name, messages in (("book", [long]), ("talk", ["a"] * (SHORT + 1)), ("question", ["Ants?"])):
         said = tuple(ChatMessage("user", text) for text in messages)
         assign(TaskAssign(name, "r", 1, Sampling(), messages=said))
-    assert done.get(timeout=10).task == "question"
+    assert done.get(timeout=60).task == "question"
     go_on.set()
-    assert [done.get(timeout=10).task for _ in range(2)] == ["book", "talk"]
+    assert [done.get(timeout=60).task for _ in range(2)] == ["book", "talk"]

@@ -85,10 +85,10 @@ def test_the_process_ends_whatever_its_main_thread_does(last: bytes, code: int, 
         process.stdin.write(last)
         if last:
             process.stdin.flush()  # and stdin stays open
-            assert process.wait(5) == code
+            assert process.wait(30) == code
         else:
             process.stdin.close()
-            assert process.wait(5) == code
+            assert process.wait(30) == code
         rest = [msgspec.json.decode(line, type=ShardOutput) for line in process.stdout]
         assert rest == said
         assert b"for the log" in process.stderr.read()
