@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -19,7 +18,6 @@ from support.world import World
 
 from antfarm.errors import AntfarmError, Reason
 from antfarm.messages import LoadModel, TaskEvent, TaskFinished
-from antfarm.queen.api import ApiServer, bind, create_app
 from antfarm.queen.tasks import TaskRequest, _Task
 from antfarm.types import RunOptions, Sampling
 
@@ -148,12 +146,8 @@ async def test_a_lead_whose_last_word_was_lost_goes_on(
 
 async def metrics(world: World) -> dict[tuple[str, str], float]:
     """The page of a served API: values by name and by the label that tells rows of this test apart."""
-    api = await ApiServer.start(create_app(world.queen), bind("127.0.0.1", 0))
-    try:
-        async with httpx.AsyncClient(base_url=api.url, timeout=10) as http:
-            response = await http.get("/metrics")
-    finally:
-        await api.stop()
+    async with world.http() as http:
+        response = await http.get("/metrics")
     assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
     samples = [sample for family in parse(response.text) for sample in family.samples]
     told = ("outcome", "shard", "replica", "state", "model")

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 from support.forager_process import ForagerProcess
 
 from antfarm.bus import Bus, OpsLog
 from antfarm.config import Home
 from antfarm.messages import LoadModel, ModelStatus, OpsEvent, TaskAccepted, TaskFinished, TaskTokens
+from antfarm.queen.api import ApiServer, bind, create_app
 from antfarm.queen.service import Queen
 from antfarm.queen.settings import QueenSettings
 from antfarm.queen.tasks import TaskRequest
@@ -66,6 +68,16 @@ class World:
         assert isinstance(last, TaskFinished) and last.failure is None
         assert last.index == sum(e.count for e in events if isinstance(e, TaskTokens))
         return [p.token for e in events if isinstance(e, TaskTokens) for p in e.logprobs]
+
+    @asynccontextmanager
+    async def http(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client of the queen's API, which is served on a free port."""
+        api = await ApiServer.start(create_app(self.queen), bind("127.0.0.1", 0))
+        try:
+            async with httpx.AsyncClient(base_url=api.url, timeout=60) as client:
+                yield client
+        finally:
+            await api.stop()
 
     async def ops(self) -> list[OpsEvent]:
         """What the queen has noted so far: she writes it down in the background."""
