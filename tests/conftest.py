@@ -15,6 +15,19 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Figures that passing tests have measured and recorded, which nobody would see otherwise."""
+    measured = [report for report in terminalreporter.getreports("passed") if report.user_properties]
+    if measured:
+        terminalreporter.section("measured")
+    for report in measured:
+        figures = (
+            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in report.user_properties
+        )
+        terminalreporter.line(f"{report.nodeid.rpartition('/')[2]}: {', '.join(figures)}")
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """Synthetic model files, written when first asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,8 @@ TOP = 10
 PROMPTS = ("The ants of the farm", "and the wise ant said to another: ", "One token, many hosts, one answer.")
 FIRST = Sampling(temperature=0, max_tokens=1, ignore_eos=True, logprobs=TOP)
 SPLITS = {"tensor-2": (1, 2), "pipeline-2": (2, 1)}
+
+Record = Callable[[str, object], None]
 
 
 def likeliest(one: Replica) -> list[dict[int, float]]:
@@ -41,24 +44,31 @@ def effect(path: Path, folder: Path, split: str, wire: WireFormat) -> list[float
         assert len(shared) >= TOP - 2
         assert max(exact, key=exact.__getitem__) == max(rounded, key=rounded.__getitem__)
         moved += [abs(exact[token] - rounded[token]) for token in shared]
-    print(f"{path.stem}, {split}, {wire}: mean {fmean(moved):.2g}, most {max(moved):.2g}")
     return moved
 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize(("wire", "most"), [(WireFormat.F16, 0.01), (WireFormat.Q8, 0.15)])
-def test_exact_weights(models: Models, tmp_path: Path, split: str, wire: WireFormat, most: float) -> None:
-    assert 0 < max(effect(models.path("tiny-llama"), tmp_path, split, wire)) < most
+def test_exact_weights(
+    models: Models, tmp_path: Path, split: str, wire: WireFormat, most: float, record_property: Record
+) -> None:
+    moved = max(effect(models.path("tiny-llama"), tmp_path, split, wire))
+    record_property("largest log-probability difference", moved)
+    assert 0 < moved < most
 
 
 @pytest.mark.skipif(smollm2() is None, reason="the real model is not installed")
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize(("wire", "most"), [(WireFormat.F16, 0.2), (WireFormat.Q8, 0.3)])
-def test_the_real_model(tmp_path: Path, split: str, wire: WireFormat, most: float) -> None:
+def test_the_real_model(
+    tmp_path: Path, split: str, wire: WireFormat, most: float, record_property: Record
+) -> None:
     """Its kernels round activations to 8 bits themselves: on an exact wire, splits already differ by 0.05."""
     path = smollm2()
     assert path
-    assert 0 < fmean(effect(path, tmp_path, split, wire)) < most
+    moved = fmean(effect(path, tmp_path, split, wire))
+    record_property("mean log-probability difference", moved)
+    assert 0 < moved < most
 
 
 def test_a_colony_answers_over_a_rounded_wire(tmp_path: Path, models: Models) -> None:
