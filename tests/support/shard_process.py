@@ -174,6 +174,12 @@ class Answer:
         return [each for event in self.tokens for each in event.logprobs]
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """Its tokens, of which the text tells little where they are no characters. Comes with `logprobs`."""
+        assert len(self.logprobs) == self.count, "no log-probabilities were asked for"
+        return tuple(each.token for each in self.logprobs)
+
+    @property
     def end(self) -> TaskFinished:
         assert self.finished, "not finished"
         return self.finished
