@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 import xllamacpp
-from support.antc import FREE_PORTS, Antc, eventually
+from support.antc import FREE_PORTS, Antc, alive, eventually
+from support.forager_process import is_shard
 from support.models import Models
 
 from antfarm.bench.mix import Mix, Spread, work
@@ -89,18 +90,11 @@ def test_a_benchmark_that_is_killed_leaves_nothing_running(antc: Antc) -> None:
 
     def shards() -> list[psutil.Process]:
         family = watched.children(recursive=True)
-        return family if sum("antfarm.shard" in process.cmdline() for process in family) >= 2 else []
+        return family if sum(map(is_shard, family)) >= 2 else []
 
     family = eventually(shards, "shards of the private colony run")
     bench.kill()
     eventually(lambda: not any(map(alive, family)), "all of it has ended")
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_an_endpoint_that_is_not_there_is_one_clear_error(antc: Antc) -> None:

@@ -58,7 +58,7 @@ def half_file(antc: Antc, server: FileServer, process: subprocess.Popen[str]) ->
 def test_an_answer(talkative: Antc) -> None:
     ask = talkative.start("ask", "Hello?", "--temperature", "0")
     assert ask.stdout is not None and len(ask.stdout.read(20)) == 20
-    assert talkative.json("top")["models"][0]["running"] == 1
+    eventually(lambda: talkative.json("top")["models"][0]["running"] == 1, "the lead has told of it")
     told = talkative.finish(ask, signal.SIGINT, INTERRUPTED)
     assert "Traceback" not in told
     assert_slot_is_free(talkative)

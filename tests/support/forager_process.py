@@ -33,7 +33,7 @@ class ForagerProcess:
 
     def shards(self) -> list[psutil.Process]:
         """Its shard processes, but for those that have ended and are not yet waited for."""
-        return [p for p in psutil.Process(self.pid).children() if _is_shard(p)]
+        return [p for p in psutil.Process(self.pid).children() if is_shard(p)]
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -53,7 +53,8 @@ class ForagerProcess:
                 raise
 
 
-def _is_shard(process: psutil.Process) -> bool:
+def is_shard(process: psutil.Process) -> bool:
+    """Whether it is a shard that has not ended."""
     try:
         return "antfarm.shard" in process.cmdline()
     except psutil.Error:
