@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import socket
@@ -21,6 +22,17 @@ from antfarm.client import state
 
 KEY = "an-api-key-of-the-tests"
 REFUSED = re.compile("^antc: bus-unauthorized", re.MULTILINE)
+# Every Python runs it before its program.
+NOTES_BINDS = """
+import os, sys
+
+def note(event, values):
+    if event == "socket.bind" and isinstance(values[1], tuple):
+        with open({path!r}, "a") as file:
+            print(os.getpid(), values[1][0], file=file)
+
+sys.addaudithook(note)
+"""
 
 
 @pytest.fixture
@@ -42,7 +54,16 @@ def antc(home: Callable[[str], Antc]) -> Antc:
     return home("colony")
 
 
-def test_a_colony_from_up_to_down(antc: Antc, models: Models) -> None:
+@pytest.fixture
+def bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to which every Python process adds its id and the address that it binds a socket to."""
+    file = tmp_path / "bound"
+    (tmp_path / "sitecustomize.py").write_text(NOTES_BINDS.format(path=str(file)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    return file
+
+
+def test_a_colony_from_up_to_down(antc: Antc, models: Models, bound: Path) -> None:
     path = models.path("tiny-llama")
     up = antc.run("up", "--foragers", "2", "--model", path, "--split", "2", *FREE_PORTS, "--api-key", KEY)
     assert "is ready: tensor 2, " in up.stdout and "antc down" in up.stdout
@@ -57,6 +78,18 @@ def test_a_colony_from_up_to_down(antc: Antc, models: Models) -> None:
     )
     assert {node["id"] for node in antc.json("nodes")} == {"forager-1", "forager-2"}
     assert all(name in antc.run("ps").stdout for name in ("forager-1", "forager-2", "ready"))
+
+    shards = {process.pid for process in antc.processes() if "antfarm.shard" in process.cmdline()}
+    binds = [line.split() for line in bound.read_text().splitlines()]
+    assert len(shards) == 2 and shards < {int(pid) for pid, _ in binds}, "links are made at their own sockets"
+    open_now = [
+        connection.laddr.ip
+        for process in antc.processes()
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(open_now) == 2, "the API's and the bus's"
+    assert {*open_now, *(address for _, address in binds)} == {"127.0.0.1"}
 
     answer = antc.json("ask", "Hello?", "--max-tokens", "5", "--temperature", "0")
     assert answer["usage"]["completion_tokens"] == 5
