@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from support.antc import FREE_PORTS, Antc, eventually
+
+from antfarm.client import state
 
 COMMANDS = [("ps",), ("down",), ("models",), ("ask", "x"), ("nodes", "--join"), ("up", *FREE_PORTS)]
 
@@ -84,6 +87,20 @@ def test_what_a_home_holds_is_its_owners_alone(tmp_path: Path) -> None:
         assert open_to_others <= {"nats.log"}
     finally:
         assert not antc.close()
+
+
+def test_a_queen_takes_as_many_connections_as_the_system_allows(tmp_path: Path) -> None:
+    antc = Antc(tmp_path / "home")
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+        antc.run("up", *FREE_PORTS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+        queen = state.read(antc.home).queen()
+        assert queen and resource.prlimit(queen.pid, resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+        antc.close()
 
 
 def test_ctrl_c_at_any_moment_is_quiet(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ def run_daemon(
     """
     log_to(home.logs / f"{name or role}.log" if starter.waits else None)
     _give_way()
+    _take_many_connections()
     keep_heap_whole()
     with state.claim(home, role, name) as announce:
         daemon = Daemon(home, role, announce, starter)
@@ -83,6 +85,13 @@ def _give_way() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):  # a container may forbid it; then it is as it was
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _take_many_connections() -> None:
+    """Each is an open file, and what a process may open by default is soon used up by clients that wait."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says more than it allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def keep_heap_whole() -> None:
