@@ -84,7 +84,10 @@ def test_the_colony_of_this_home_is_measured(antc: Antc, models: Models, tmp_pat
     assert chat["prompt_tokens"] / 2 > 2 * alone["prompt_tokens"], "each turn holds those before it"
 
 
-def test_a_benchmark_that_is_killed_leaves_nothing_running(antc: Antc) -> None:
+def test_a_benchmark_that_is_killed_leaves_nothing_running(
+    antc: Antc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where its files stay
     bench = antc.start("bench", "soak", *TINY, "--minutes", "5", "--clients", "3")
     watched = psutil.Process(bench.pid)
 

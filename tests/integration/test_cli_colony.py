@@ -13,6 +13,7 @@ import psutil
 from support.antc import FREE_PORTS, Antc, eventually
 from support.models import Models
 from support.starts import Starts
+from support.stopping import stopped
 
 from antfarm.client import state
 
@@ -72,8 +73,7 @@ def test_a_queen_that_hangs_is_told(antc: Antc) -> None:
     antc.run("up", *FREE_PORTS)
     queen = state.read(antc.home).queen()
     assert queen is not None
-    os.kill(queen.pid, signal.SIGSTOP)
-    try:
+    with stopped(queen.pid):
         assert antc.run("ps", code=1).stderr.startswith("antc: timeout: the queen gave no answer within")
         wrong = [
             one
@@ -81,8 +81,6 @@ def test_a_queen_that_hangs_is_told(antc: Antc) -> None:
             if one["verdict"] == "wrong"
         ]
         assert [one["check"] for one in wrong] == ["bus"] and "the queen gave no answer" in wrong[0]["text"]
-    finally:
-        os.kill(queen.pid, signal.SIGCONT)
 
 
 def test_a_key_stays_until_it_is_dropped_and_that_is_told(antc: Antc) -> None:
