@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from support import shards
+from support.mapped import resident
 from support.models import Models
 
 from antfarm.engine import ARCHITECTURES, Engine, backends, features, ggml
@@ -43,6 +44,21 @@ def test_the_cpu_backend_says_what_it_is_built_with() -> None:
     assert "CPU" in backends()
     assert features()["LLAMAFILE"] == "1"
     assert set(ARCHITECTURES) == {"llama", "qwen2", "qwen3"}
+
+
+def test_of_the_file_no_more_is_held_than_is_being_copied(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    synthetic.write(path, replace(synthetic.SHAPES["tiny-llama-wide"], vocabulary=20_000), "f32")
+    held: list[int] = []
+    with GgufFile.open(path) as file:
+        part = shards.parts(file.facts, [1])[0]
+        header = resident(path)
+        load = Engine.load(
+            file, part, RunOptions(), threads=1, progress=lambda *_: held.append(resident(path) - header)
+        )
+        load.close()
+    assert len(held) > 10
+    assert max(held) < 8 << 20  # the embedding has 20 MB
 
 
 def test_memory_is_what_is_allocated(models: Models) -> None:

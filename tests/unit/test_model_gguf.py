@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.mapped import resident
 from support.models import Models
 
 from antfarm.engine import hyper
@@ -95,25 +96,15 @@ def test_read_takes_rows_and_columns(models: Models) -> None:
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="needs madvise")
 def test_release_drops_pages_and_reading_touches_only_its_own(tmp_path: Path) -> None:
-    smaps = Path("/proc/self/smaps")
-    if not smaps.exists():
-        pytest.skip("needs /proc")
+    path = tmp_path / "m.gguf"
     shape = dataclasses.replace(SHAPES["tiny-llama-wide"], embedding=1024, feed_forward=4096)
-    write(tmp_path / "m.gguf", shape, "f32")
-
-    def resident() -> int:
-        lines = iter(smaps.read_text().splitlines())
-        for line in lines:
-            if str(tmp_path / "m.gguf") in line:
-                return next(int(each.split()[1]) << 10 for each in lines if each.startswith("Rss:"))
-        return 0
-
-    with GgufFile.open(tmp_path / "m.gguf") as file:
-        before = resident()
+    write(path, shape, "f32")
+    with GgufFile.open(path) as file:
+        before = resident(path)
         assert file.read("blk.1.ffn_up.weight").sum() > 0  # 16 MiB
-        assert 15 * MIB < resident() - before < 20 * MIB
+        assert 15 * MIB < resident(path) - before < 20 * MIB
         file.release("blk.1.ffn_up.weight")
-        assert resident() - before < 4 * MIB
+        assert resident(path) - before < 4 * MIB
         assert file.read("blk.1.ffn_up.weight", rows=Span(0, 4)).sum() > 0
 
 

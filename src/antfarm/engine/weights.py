@@ -14,7 +14,7 @@ from antfarm.types import Span
 
 Progress = Callable[[int, int], None]
 
-_PIECE = 1 << 24  # bytes copied at a time where the layout allows it
+_PIECE = 1 << 22  # bytes copied at a time where the layout allows it
 
 
 class Weights(Mapping[str, ggml.Tensor]):
@@ -56,16 +56,16 @@ class Weights(Mapping[str, ggml.Tensor]):
             self._whole.update(each.fact.name for each in held)
 
     def load(self, file: GgufFile, progress: Progress) -> None:
-        """Copy the slices out of the file, in its order, letting go of its pages after each tensor.
+        """Copy the slices out of the file, in its order, letting go of its pages after each piece.
         `progress(done, total)` in bytes."""
         total = sum(ggml.nbytes(self._tensors[each.fact.name]) for each in self._slices)
         done = 0
         order = {name: i for i, name in enumerate(file.tensors)}
         for each in sorted(self._slices, key=lambda each: order[each.fact.name]):
             for size in self._copy(file, each):
+                file.release(each.fact.name)
                 done += size
                 progress(done, total)
-            file.release(each.fact.name)
 
     def _copy(self, file: GgufFile, each: Slice) -> Iterable[int]:
         """Yields the bytes of each piece copied."""
