@@ -13,6 +13,7 @@ from support.shards import Shards, chunk, decode
 
 from antfarm.batch import Batch
 from antfarm.engine import layers
+from antfarm.engine.step import StepShape
 from antfarm.errors import AntfarmError, Reason
 from antfarm.model.gguf import GgufFile
 from antfarm.types import RunOptions
@@ -101,6 +102,23 @@ def test_no_step_needs_more_memory_than_was_reserved(loaded: Shards) -> None:
             loaded.logits(decode(active, [position] * len(active)), [1] * len(active))
     np.testing.assert_array_equal(alone(loaded, 0, sequence[:100]), expected)
     assert len(loaded.lead._layers._steps) <= layers.KEPT_STEPS
+
+
+def test_a_shapes_graphs_are_built_once(loaded: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[StepShape] = []
+    build = layers.Layers._build
+
+    def counted(self: layers.Layers, shape: StepShape) -> layers._Step:
+        if self is loaded.lead._layers:
+            built.append(shape)
+        return build(self, shape)
+
+    monkeypatch.setattr(layers.Layers, "_build", counted)
+    for _ in range(2):
+        for position in range(20):
+            loaded.logits(decode([0, 1], [position] * 2), [5, 6])
+        loaded.logits(chunk(2, 0, 7), tokens(1, 7))
+    assert [shape.rows for shape in built] == [2, 7]
 
 
 def test_a_shard_without_host_memory_computes_the_same(
