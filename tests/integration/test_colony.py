@@ -17,7 +17,8 @@ import pytest
 from support.stopping import stop, stopped
 from support.world import GREEDY, World
 
-from antfarm.bus import Bus
+from antfarm.bus import Bus, Registry
+from antfarm.bus.registry import EXPIRY_S
 from antfarm.bus.subjects import PULL_EVENTS, QUEEN_LOAD, QUEEN_MODELS, QUEEN_UNLOAD
 from antfarm.config import HEARTBEAT_S, LOST_AFTER_S, Home
 from antfarm.errors import AntfarmError, Reason
@@ -182,6 +183,16 @@ async def test_a_killed_forager_is_lost_and_its_shards_end_with_it(world: World,
     await world.until(lambda: [f.id for f in world.queen.foragers()] == [status.shards[0].forager])
     kinds = [event.kind for event in await world.ops()]
     assert kinds.count("shard-missing") == kinds.count("forager-lost") == 1
+
+    bus = await Bus.connect(world.queen.bus_url, world.token, "reader")
+    try:
+        registry = await Registry.open(bus)
+        async with asyncio.timeout(6 * EXPIRY_S):  # in the bus itself its entry expires
+            while name in (members := [one.id for one in await registry.snapshot()]):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert members == [status.shards[0].forager]
+    finally:
+        await bus.close()
 
 
 async def test_a_forager_killed_while_loading_leaves_nothing_running(world: World, tiny: Path) -> None:
