@@ -190,3 +190,20 @@ async def test_the_model_is_taken_when_there_is_one(names: list[str]) -> None:
         with pytest.raises(AntfarmError) as raised:
             await only_model(http)
     assert raised.value.reason is Reason.MODEL_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (404, "<html>no such page</html>", Reason.COLONY_DOWN),
+        (502, '"bad gateway"', Reason.COLONY_DOWN),
+        (200, "<html>a page</html>", Reason.BAD_SETTING),
+        (200, '{"data": 3}', Reason.BAD_SETTING),
+        (401, '{"error": {"code": "unauthorized", "message": "no key"}}', Reason.UNAUTHORIZED),
+    ],
+)
+async def test_what_is_no_endpoint_is_told(status: int, body: str, reason: Reason) -> None:
+    async with serving(lambda _: httpx.Response(status, text=body)) as http:
+        with pytest.raises(AntfarmError) as raised:
+            await only_model(http)
+    assert raised.value.reason is reason

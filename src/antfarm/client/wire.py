@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -59,7 +59,7 @@ def chunk(line: str) -> dict[str, Any] | None:
         return None
     body: dict[str, Any] = json.loads(line[6:])
     if "error" in body:
-        raise _failure(body, "the answer failed")
+        raise _told(body) or AntfarmError(Reason.INTERNAL, "the answer failed")
     return body
 
 
@@ -79,11 +79,14 @@ def joined(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def check(response: httpx.Response) -> None:
     """Raise the error that a response holds. Its body must have been read."""
     if response.is_error:
-        try:
-            body = response.json()
-        except ValueError:
-            body = {}
-        raise _failure(body, f"HTTP {response.status_code} from {response.url}")
+        with suppress(ValueError):
+            if refusal := _told(response.json()):
+                raise refusal
+        raise StateError(
+            Reason.COLONY_DOWN,
+            f"{response.url} is not OpenAI's API: HTTP {response.status_code}",
+            hint="check the address, and what stands between here and there",
+        )
 
 
 @contextmanager
@@ -105,11 +108,11 @@ def connection_errors(url: str) -> Iterator[None]:
         ) from error
 
 
-def _failure(body: Any, otherwise: str) -> AntfarmError:
-    """The error in an OpenAI-shaped body, with our reason from its `code`."""
+def _told(body: Any) -> AntfarmError | None:
+    """The error in an OpenAI-shaped body, if it has one, with our reason from its `code`."""
     told = body.get("error") if isinstance(body, dict) else None
     if not isinstance(told, dict):
-        return AntfarmError(Reason.INTERNAL, otherwise)
+        return None
     code = str(told.get("code"))
     reason = Reason(code) if code in list(Reason) else Reason.INTERNAL
     return AntfarmError(reason, str(told.get("message")))
