@@ -226,6 +226,30 @@ def test_a_cancelled_task_gives_what_was_held_back_and_its_slot(models: Models) 
     assert isinstance(last, TaskFinished) and (last.task, last.finish) == ("b", "length")
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("steps", range(1, 7))
+def test_a_cancelled_tasks_slot_is_the_next_steps(models: Models, stages: int, steps: int) -> None:
+    """Between its steps or while one is under way: not one more begins, none of its tokens is told, and the
+    one that waits is read as soon as there is room for a step."""
+    driven = Driven(models, count_up, stages=stages)
+    driven.lead.handle(task("a", tuple(range(40, 50))))  # two chunks
+    driven.lead.handle(task("b", (80, 81)))
+    for _ in range(steps):
+        driven.lead.step()
+    begun = len(driven.pipeline.batches)
+    driven.lead.handle(TaskCancel("a", "r", 1))
+    end = driven.of("a")[-1]
+    assert isinstance(end, TaskFinished) and end.finish == "cancelled"
+    assert (driven.lead.stats().running, driven.lead.stats().waiting) == (0, 1)
+    driven.lead.step()
+    if len(driven.pipeline.batches) == begun:  # a result was taken in first
+        driven.lead.step()
+    (batch,) = driven.pipeline.batches[begun:]
+    assert batch.positions.tolist() == [0, 1] and driven.lead.stats().running == 1
+    driven.tell(steps=20)
+    assert driven.of("a")[-1] is end
+
+
 def test_a_task_that_is_assigned_twice_runs_once(models: Models) -> None:
     driven = Driven(models, count_up)
     driven.tell(task("a", max_tokens=2), task("a", max_tokens=2))
