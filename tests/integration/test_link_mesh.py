@@ -11,6 +11,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -327,6 +328,23 @@ def test_a_repeated_step_is_noticed() -> None:
 
     error = run(specs(1, 1), body)[1]
     assert isinstance(error, LinkError) and "step 0 instead of 1" in error.message
+
+
+@pytest.mark.parametrize("outputs", [(), (0, 3)])
+def test_a_result_of_other_rows_than_were_wanted_is_noticed(outputs: tuple[int, ...]) -> None:
+    def body(shard: int, mesh: Mesh) -> Any:
+        if shard == 1:
+            step = mesh.receive_step()
+            assert step
+            mesh.pass_on(replace(step, batch=batch_of(4, outputs)), step.rows)
+            return mesh.receive_step()
+        step = mesh.start_step(batch_of(4, [3]), noise(0, 4))
+        mesh.pass_on(step, noise(0, 4))
+        return mesh.receive_result()
+
+    error = run(specs(1, 1), body)[0]
+    assert isinstance(error, LinkError) and (error.reason, error.peer) == (Reason.LINK_GARBAGE, "shard 1")
+    assert f"{len(outputs)} rows of step 0; wanted: 1" in error.message
 
 
 def test_a_follower_waits_until_it_is_stopped() -> None:

@@ -119,6 +119,7 @@ class Mesh:
         self._incoming = self._codec.buffer(Kind.STEP)
         self._hidden = np.empty((spec.max_rows, spec.width), np.float32)
         self._results: deque[Result] = deque()
+        self._wanted: deque[int] = deque()  # rows of the results that are still to arrive
         self._started = self._received = self._finished = 0  # steps
         ranks = {other.shard: other.rank for other in spec.plan.parts}
         reduce = {
@@ -174,6 +175,8 @@ class Mesh:
         """The lead's next step: hands the embedded rows [rows, E] to the other ranks of its stage."""
         step = Step(self._started, batch, rows)
         self._started += 1
+        if self._drain:
+            self._wanted.append(len(batch.outputs))
         self._send_step(self._mates, step, rows)
         return step
 
@@ -309,6 +312,9 @@ class Mesh:
         """Read one result, which is arriving, into the queue."""
         assert self._result is not None
         header = self._receive(self._result, self._incoming, Kind.RESULT, self._finished)
+        wanted = self._wanted.popleft() if self._wanted else "none"
+        if header.outputs != wanted:
+            raise self._result.garbage(f"{header.outputs} rows of step {header.step}; wanted: {wanted}")
         rows = np.empty((header.outputs, self._codec.width), np.float32)
         payload = self._incoming[HEADER_BYTES : HEADER_BYTES + header.length]
         numbers.decode(self._codec.format, payload, rows)
