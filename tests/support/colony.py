@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,19 +29,17 @@ async def running_server(path: Path, *, port: int = 0) -> AsyncIterator[Embedded
 @asynccontextmanager
 async def stock_server(folder: Path) -> AsyncIterator[str]:
     """The URL of a nats-server as its makers configure it, but for JetStream, our token, and a free port."""
-    ports = folder / "ports"
-    ports.mkdir(parents=True)
     words = (find_program(), "-a", "127.0.0.1", "-p", "-1", "--auth", TOKEN, "-js", "-sd", folder)
-    process = await asyncio.create_subprocess_exec(
-        *words, "--ports_file_dir", ports, stderr=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
     try:
         assert process.stderr
+        port = b""
         async with asyncio.timeout(20):
-            while b"Server is ready" not in await process.stderr.readline():
-                assert process.returncode is None
-        (written,) = ports.iterdir()
-        yield json.loads(written.read_text())["nats"][0]
+            while b"Server is ready" not in (line := await process.stderr.readline()):
+                assert line, "it ended"
+                if b"Listening for client connections" in line:
+                    port = line.split(b":")[-1].strip()
+        yield f"nats://127.0.0.1:{int(port)}"
     finally:
         process.terminate()
         await process.communicate()
