@@ -25,6 +25,7 @@ from antfarm.messages import (
     ShardLoaded,
     ShardProgress,
     ShardSpec,
+    ShardStats,
     TaskAccepted,
     TaskAssign,
     TaskCancel,
@@ -168,6 +169,11 @@ def test_a_running_task_is_cancelled_within_a_step(models: Models, start: Start)
         event.count for event in one.lead.said if isinstance(event, TaskTokens) and event.task == "long"
     ]
     assert sum(counts) == finished["long"].index
+    told = sum(event.index for event in finished.values())
+    while not (stats := one.lead.expect(ShardStats).lead) or stats.running or stats.tokens < told:
+        pass
+    assert stats.tokens == told
+    assert stats.decode_rows <= told - 2 + 1  # the two first tokens are prompts'; one step was under way
 
 
 def test_a_long_prompt_is_cancelled_between_its_chunks(models: Models, start: Start) -> None:
