@@ -20,7 +20,7 @@ from support.colony import TOKEN, connected, running_server
 from support.stopping import stopped
 
 from antfarm.bus import Bus, EmbeddedServer, OpsLog, Registry
-from antfarm.bus.registry import ForagerGone
+from antfarm.bus.registry import BUCKET, ForagerGone
 from antfarm.bus.subjects import FORAGER_STOP, QUEEN_MODELS, SHARD_EVENTS
 from antfarm.config import Home
 from antfarm.errors import AntfarmError, Reason, StateError
@@ -269,6 +269,24 @@ async def test_the_registry_lists_watches_and_says_goodbye(bus: Bus) -> None:
     seen = [await asyncio.wait_for(anext(changes), 20) for _ in range(3)]
     assert seen == [facts("a"), facts("b", pid=2), ForagerGone("a")]
     assert await registry.snapshot() == [facts("b", pid=2)]
+
+
+async def test_the_registry_lists_who_writes_to_it_just_then(server: EmbeddedServer, bus: Bus) -> None:
+    registry = await Registry.open(bus)
+    await registry.put(facts("a"))
+
+    async def beat(speaker: Bus) -> None:
+        writer = await Registry.open(speaker)
+        for pid in range(1_000_000):
+            await writer.put(facts("b", pid))
+
+    async with connected(server) as speaker:
+        await registry.put(facts("b"))
+        beating = asyncio.create_task(beat(speaker))
+        for _ in range(100):
+            assert [one.id for one in await registry.snapshot()] == ["a", "b"]
+        beating.cancel()
+    assert (await bus.jetstream().stream_info(f"KV_{BUCKET}")).state.consumer_count == 0
 
 
 async def test_garbage_in_the_registry_is_ignored(bus: Bus) -> None:

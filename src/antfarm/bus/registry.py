@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 import nats.errors
 from nats.js.api import KeyValueConfig, StorageType
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoStreamResponseError
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoStreamResponseError, NotFoundError
 
 from antfarm.bus.client import Bus, Subscription, bus_error
 from antfarm.bus.subject import Subject
@@ -68,18 +68,17 @@ class Registry:
             raise bus_error(error, self._bus.url) from error
 
     async def snapshot(self) -> list[ForagerFacts]:
-        """Every forager whose entry has not expired, by id."""
-        found: list[ForagerFacts] = []
+        """Every forager whose entry has not expired, by id.
+
+        Asks for each by itself: a consumer passes over an entry that is written anew before it comes to it,
+        and stays on the server for minutes.
+        """
         try:
-            watcher = await self._bucket.watch("forager.*", ignore_deletes=True)
-            try:
-                while (entry := await watcher.updates()) is not None:
-                    self._collect(found, entry.value)
-            finally:
-                await watcher.stop()
+            known = await self._bus.jetstream().stream_info(f"KV_{BUCKET}", subjects_filter=_subject("*"))
+            found = await asyncio.gather(*map(self._read, known.state.subjects or ()))
         except (nats.errors.Error, OSError) as error:
             raise bus_error(error, self._bus.url) from error
-        return sorted(found, key=lambda facts: facts.id)
+        return sorted((facts for facts in found if facts), key=lambda facts: facts.id)
 
     async def watch(self) -> Subscription[Change]:
         """Changes from now on; take a `snapshot` after this to miss nothing.
@@ -87,18 +86,22 @@ class Registry:
         Follows the bucket's subject itself rather than a consumer: a plain subscription outlives
         a restart of the server and costs it nothing.
         """
-        return await self._bus.listen(f"$KV.{BUCKET}.forager.*", self._change)
+        return await self._bus.listen(_subject("*"), self._change)
 
     def _change(self, message: Any) -> Change:
         if message.headers and message.headers.get("KV-Operation"):
-            return ForagerGone(message.subject.rsplit(".", 1)[1])
+            return ForagerGone(_forager(message.subject))
         return self._facts.decode(message.data)
 
-    def _collect(self, found: list[ForagerFacts], data: bytes) -> None:
+    async def _read(self, subject: str) -> ForagerFacts | None:
+        """An entry, unless it has gone meanwhile or says nothing."""
         try:
-            found.append(self._facts.decode(data))
+            return self._facts.decode((await self._bucket.get(_key(_forager(subject)))).value)
+        except NotFoundError:
+            return None
         except AntfarmError as error:
             log.warning("ignored a registry entry: %s", error)
+            return None
 
     async def _write(self, key: str, data: bytes) -> None:
         try:
@@ -218,3 +221,11 @@ async def _open(bus: Bus) -> Any:
 
 def _key(forager: str) -> str:
     return f"forager.{forager}"
+
+
+def _subject(forager: str) -> str:
+    return f"$KV.{BUCKET}.{_key(forager)}"
+
+
+def _forager(subject: str) -> str:
+    return subject.rsplit(".", 1)[1]
