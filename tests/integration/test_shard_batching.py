@@ -195,12 +195,12 @@ def test_a_megabyte_is_refused_at_once_and_long_texts_hold_up_nobody(models: Mod
     assert huge.end.failure and huge.end.failure.reason == "context-overflow"
     assert long.end.failure and long.end.failure.numbers["context"] == 8192
 
-    counted = [f"count-{i}" for i in range(6)]
+    counted = [f"count-{i}" for i in range(4)]
     for name in counted:
-        one.lead.tell(TaskAssign(name, REPLICA, EPOCH, GREEDY, text="1 " * 500_000, wanted=Wanted("tokens")))
+        one.lead.tell(TaskAssign(name, REPLICA, EPOCH, GREEDY, text="1 " * 250_000, wanted=Wanted("tokens")))
     one.assign("short", "Ants?", GREEDY)
     ended: list[str] = []
-    while len(ended) < 7:
+    while len(ended) < 5:
         event = one.lead.next()
         if isinstance(event, TaskFinished):
             assert not event.failure
