@@ -17,15 +17,15 @@ MIB = 1 << 20
 # Resident memory of a shard process with the interpreter, numpy, ggml and our own modules, nothing loaded:
 # 42 to 47 MiB on Linux x86-64 (Python 3.11, numpy 2, ggml-python 0.0.45).
 _PROCESS = 48 * MIB
-# A lead's tokenizer, and its vocabulary as grammars see it: 42 MiB for SmolLM2's 49152 tokens, 121 MiB
-# for Qwen2's 151936.
+# A lead's tokenizer, and its vocabulary as grammars see it: 42 MiB for SmolLM2's 49152 tokens, 123 MiB
+# for Qwen2's 151936; for Llama 3's 128256, whose merges are many, 120 MiB, 15 more than this says.
 _VOCABULARY_PER_TOKEN = 860
 # The library for grammars, and some in use.
 _GRAMMARS = 5 * MIB
 # The engine keeps the graphs of 16 step shapes; a half layer takes 20160 bytes in each.
 _GRAPHS_PER_HALF = 16 * 20160
 # ggml's thread pool and plans, Python's objects for graphs, what allocators round up to. With it the resident
-# memory of shards measured 0.93 to 1.01 of the plan.
+# memory of shards measured 0.88 to 1.00 of the plan, its peak while loading included.
 _COMPUTE_BASE = 4 * MIB
 _ALIGNMENT = 32  # of tensors in a ggml buffer
 
