@@ -61,6 +61,23 @@ def test_of_the_file_no_more_is_held_than_is_being_copied(tmp_path: Path) -> Non
     assert max(held) < 8 << 20  # the embedding has 20 MB
 
 
+def test_the_head_is_read_first_while_little_else_is_held(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with GgufFile.open(models.path("tiny-llama", "q4_0")) as file:
+        names: list[str] = []
+        read = file.read
+
+        def noted(name: str, *slices: Span) -> object:
+            names.append(name)
+            return read(name, *slices)
+
+        monkeypatch.setattr(file, "read", noted)
+        Engine.load(file, shards.parts(file.facts, [1])[0], RunOptions(), threads=1).close()
+        rest = [name for name in file.tensors if name != "output.weight"]
+    assert list(dict.fromkeys(names)) == ["output.weight", *rest]
+
+
 def test_memory_is_what_is_allocated(models: Models) -> None:
     with GgufFile.open(models.path("tiny-llama", "q8_0")) as file:
         part = shards.parts(file.facts, [1])[0]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
+from antfarm.cuts import HEAD
 from antfarm.engine import ggml
 from antfarm.engine.layout import Slice
 from antfarm.errors import ModelError, Reason
@@ -56,12 +57,13 @@ class Weights(Mapping[str, ggml.Tensor]):
             self._whole.update(each.fact.name for each in held)
 
     def load(self, file: GgufFile, progress: Progress) -> None:
-        """Copy the slices out of the file, in its order, letting go of its pages after each piece.
+        """Copy the slices out of the file, in its order, letting go of its pages after each piece; the head
+        first, since it may be by far the largest piece and is in memory twice while it is copied.
         `progress(done, total)` in bytes."""
         total = sum(ggml.nbytes(self._tensors[each.fact.name]) for each in self._slices)
         done = 0
         order = {name: i for i, name in enumerate(file.tensors)}
-        for each in sorted(self._slices, key=lambda each: order[each.fact.name]):
+        for each in sorted(self._slices, key=lambda each: (each.fact.name != HEAD, order[each.fact.name])):
             for size in self._copy(file, each):
                 file.release(each.fact.name)
                 done += size

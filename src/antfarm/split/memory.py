@@ -18,7 +18,7 @@ MIB = 1 << 20
 # 42 to 47 MiB on Linux x86-64 (Python 3.11, numpy 2, ggml-python 0.0.45).
 _PROCESS = 48 * MIB
 # A lead's tokenizer, and its vocabulary as grammars see it: 42 MiB for SmolLM2's 49152 tokens, 123 MiB
-# for Qwen2's 151936; for Llama 3's 128256, whose merges are many, 120 MiB, 15 more than this says.
+# for Qwen2's 151936; for Llama 3's 128256 it is 120 MiB, 15 more than this says.
 _VOCABULARY_PER_TOKEN = 860
 # The library for grammars, and some in use.
 _GRAMMARS = 5 * MIB
