@@ -30,7 +30,6 @@ from antfarm.shard.sampler import Sampler, check
 from antfarm.shard.sequence import Clock, Sequence
 
 MAX_TEXT = 1 << 20  # bytes turned to tokens, or from them, at once: what a line of the pipe has room for
-
 SHORT = 1 << 15  # characters of a text that is prepared in a few hundredths of a second
 
 log = logging.getLogger(__name__)
