@@ -30,9 +30,7 @@ class ForagerSettings:
     bus_url: str
     bus_token: str = ""  # of a NATS of your own; empty takes the colony's
     name: str = ""  # unique in the colony; empty takes the host's name and a suffix kept in the home
-    memory: int = (
-        0  # bytes for shards; 0 takes `MEMORY_SHARE` of what is free, which the machine's foragers share
-    )
+    memory: int = 0  # bytes for shards; 0: `MEMORY_SHARE` of what is free, shared by the machine's foragers
     threads: int = 0  # of each shard; 0 takes one a core
     listen: str = "127.0.0.1"  # where shards listen for other shards
 
