@@ -284,7 +284,7 @@ def listen(one: Replica, times: dict[str, list[float]], until: Callable[[], bool
 def test_the_real_models_probabilities_in_company(
     start: Start, split: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Quantized weights round differently in a batch of eight; by how much is reported."""
+    """Kernels may round quantized weights otherwise for eight rows than for one; by how much is reported."""
     path = smollm2()
     assert path
     questions = ["Why is the sky blue?", "Name a river.", "What is 2 + 2?", "Who wrote Faust?"] * 2
