@@ -11,6 +11,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,13 +92,12 @@ def _watch(
 
 
 def _size(folder: Path) -> int:
-    """Bytes in a folder that another process is changing."""
+    """Bytes in a folder that another process is changing: what can't be looked at does not count."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for inside, _, names in os.walk(folder):  # passes over a folder that has gone
+        for name in names:
+            with suppress(OSError):
+                total += Path(inside, name).lstat().st_size
     return total
 
 
