@@ -62,7 +62,7 @@ def bus_error(error: Exception, url: str) -> BusError:
         )
     return BusError(
         Reason.BUS_UNREACHABLE,
-        f"the bus at {url} does not answer: {error or type(error).__name__}",
+        f"the bus at {url} does not answer: {str(error) or type(error).__name__}",
         hint="is the queen running, and can this host reach that address and port?",
     )
 
@@ -202,7 +202,7 @@ class Bus:
         except nats.errors.NoRespondersError:
             return True
         except (nats.errors.Error, OSError) as error:
-            log.debug("the bus at %s does not answer: %s", self.url, error or type(error).__name__)
+            log.debug("the bus at %s does not answer: %s", self.url, str(error) or type(error).__name__)
             return False
         return True
 
@@ -226,7 +226,7 @@ class Bus:
         try:
             await self._nats.close()
         except (nats.errors.Error, OSError) as error:  # the connection broke before, or does now
-            log.debug("closing the bus: %s", error or type(error).__name__)
+            log.debug("closing the bus: %s", str(error) or type(error).__name__)
         self._end()
 
     def jetstream(self) -> Any:

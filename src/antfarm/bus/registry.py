@@ -180,7 +180,7 @@ class Lease:
                     hint="one bus has one queen",
                 ) from None
             except (nats.errors.Error, OSError) as error:
-                log.warning("the queen's lease is not renewed: %s", error or type(error).__name__)
+                log.warning("the queen's lease is not renewed: %s", str(error) or type(error).__name__)
 
     async def _renew(self) -> None:
         """Raises KeyWrongLastSequenceError when the lease is another's."""

@@ -104,7 +104,7 @@ def connection_errors(url: str) -> Iterator[None]:
         raise StateError(Reason.TIMEOUT, f"no answer from {url} in time") from error
     except httpx.HTTPError as error:
         raise StateError(
-            Reason.COLONY_DOWN, f"the connection to {url} broke: {error or type(error).__name__}"
+            Reason.COLONY_DOWN, f"the connection to {url} broke: {str(error) or type(error).__name__}"
         ) from error
 
 

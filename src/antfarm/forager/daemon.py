@@ -147,7 +147,7 @@ class Forager:
                 stored = True
             except (AntfarmError, TimeoutError) as error:
                 if stored:
-                    log.warning("a heartbeat was not stored: %s", error or "no answer from the bus")
+                    log.warning("a heartbeat was not stored: %s", str(error) or "the bus does not answer")
                 stored = False
 
     async def _put(self) -> None:
