@@ -298,6 +298,7 @@ def test_options_that_no_shard_can_run_with_are_refused(wrong: dict[str, Any]) -
         plan(LLAMA_1B, hosts(4000), SplitRequest(1), RunOptions(**wrong))
     assert failure.value.reason == Reason.BAD_SETTING
     assert failure.value.numbers == {"option": next(iter(wrong))}
+    assert failure.value.hint.startswith("take ")
 
 
 def test_the_largest_options_are_refused_with_numbers() -> None:

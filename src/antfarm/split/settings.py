@@ -19,19 +19,22 @@ def check(facts: ModelFacts, options: RunOptions) -> None:
     wanted = {
         "context": (
             options.context == 0 or 2 <= options.context <= MAX_CONTEXT,
-            f"0 (the model's own), or from 2, a token and its answer, to {MAX_CONTEXT}",
+            f"0 (the model's own), or 2, a token and its answer, to {MAX_CONTEXT}",
         ),
-        "slots": (0 <= options.slots <= MAX_SLOTS, f"0 (as many as fit), or up to {MAX_SLOTS}"),
-        "chunk": (1 <= options.chunk <= MAX_CONTEXT, f"from 1 to {MAX_CONTEXT}"),
-        "queue": (0 <= options.queue <= MAX_QUEUE, f"from 0 to {MAX_QUEUE}"),
+        "slots": (0 <= options.slots <= MAX_SLOTS, f"0 (as many as fit), or 1 to {MAX_SLOTS}"),
+        "chunk": (1 <= options.chunk <= MAX_CONTEXT, f"1 to {MAX_CONTEXT}"),
+        "queue": (0 <= options.queue <= MAX_QUEUE, f"0 to {MAX_QUEUE}"),
         "prefill_share": (
             0 < options.prefill_share < 1,
-            "above 0 and below 1: both go on, prompts and answers",
+            "a number above 0 and below 1: both go on, prompts and answers",
         ),
         "kv_type": (block and facts.head_dim % block == 0, f"one of {', '.join(fits)} for this model"),
     }
     for name, (fine, meaning) in wanted.items():
         if not fine:
             raise PlanError(
-                Reason.BAD_SETTING, f"{name} is {getattr(options, name)}, but must be {meaning}", option=name
+                Reason.BAD_SETTING,
+                f"{name} is {getattr(options, name)}, which no shard can run with",
+                hint=f"take {meaning}",
+                option=name,
             )
