@@ -188,6 +188,8 @@ main()
         (["forager"], 1, "antc: colony-down: no colony runs"),
         (["pull", "no-such-model"], 1, "antc: model-unknown"),
         (["load", "~nobody-of-this-name/m.gguf"], 1, "antc: bad-setting: which folder ~nobody-of-this-name"),
+        (["ask", " "], 1, "antc: invalid-request: the question is empty"),
+        (["ask", "-"], 1, "antc: invalid-request: the question is empty"),
         (["ask", "caf\udce9"], 1, "antc: invalid-request: a user message is not UTF-8"),
         (["bench", "serve", "--url", "http://h:77777"], 1, "antc: bad-setting: 'http://h:77777' is not"),
         (["bench", "serve", "--url", "h:80/v1"], 1, "antc: bad-setting: 'h:80' is not"),
@@ -204,7 +206,10 @@ def test_mistakes_are_answered_in_one_sentence(
 
 def antc(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "antfarm", "--home", str(home), *words], capture_output=True, text=True
+        [sys.executable, "-m", "antfarm", "--home", str(home), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
 
 

@@ -69,6 +69,12 @@ def ask(
 
     _take_stdin_as_it_is()
     text = sys.stdin.read() if question == "-" else question
+    if not text.strip():
+        raise RequestError(
+            Reason.INVALID_REQUEST,
+            "the question is empty",
+            hint='write it as the argument, or to stdin for "-"',
+        )
     body = _settings(model, max_tokens, temperature, seed) | {"messages": [*_opening(system), _user(text)]}
     with Answers.of(home_of(context)) as api:
         if as_json:
