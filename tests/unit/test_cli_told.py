@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from antfarm.cli.app import app
 from antfarm.cli.loading import what_did_not_fit
 from antfarm.cli.models import newest_failures
 from antfarm.cli.progress import Display
+from antfarm.client.answers import Answers
 from antfarm.client.wire import joined
 from antfarm.errors import Reason
 from antfarm.messages import Failure, LoadModel, ModelStatus, ShardView
@@ -48,6 +51,46 @@ def test_of_a_models_failures_the_newest_is_told() -> None:
 
     (told,) = newest_failures([failed("second", 2.0), failed("first", 1.0)]).values()
     assert told.message == "second"
+
+
+class Scripted:
+    """An API that answers everything with one word."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[dict[str, str]]] = []
+
+    def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        self.asked.append(body["messages"])
+        yield {"choices": [{"delta": {"content": "Aha."}}]}
+
+    def __enter__(self) -> Scripted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def chatting(monkeypatch: pytest.MonkeyPatch, home: Path, *lines: str) -> tuple[list[str], str]:
+    """What the model is asked, and what is told on the way."""
+    api = Scripted()
+    monkeypatch.setattr(Answers, "of", lambda _: api)
+    done = CliRunner().invoke(
+        app, ["--home", str(home), "chat"], input="".join(f"{line}\n" for line in lines)
+    )
+    assert done.exit_code == 0, done.output
+    return [messages[-1]["content"] for messages in api.asked], done.stderr
+
+
+@pytest.mark.parametrize("leave", ["/bye", "/exit", "/quit"])
+def test_a_chat_is_left_with_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leave: str) -> None:
+    asked, told = chatting(monkeypatch, tmp_path, "Hi", leave, "Who is there?")
+    assert asked == ["Hi"] and "/bye" in told
+
+
+def test_no_command_goes_to_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked, told = chatting(monkeypatch, tmp_path, "/rest", "/help", "/?", "//etc/hosts is what?", "a / b")
+    assert asked == ["/etc/hosts is what?", "a / b"]
+    assert "there is no command /rest: " in told and told.count("one / less") == 2
 
 
 def test_a_streams_chunks_make_a_whole_answer() -> None:

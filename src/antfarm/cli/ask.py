@@ -12,12 +12,15 @@ import typer
 from antfarm.cli.options import within
 from antfarm.cli.output import complain, document, note, put
 from antfarm.cli.session import home_of
-from antfarm.errors import AntfarmError, Reason, RequestError
+from antfarm.errors import AntfarmError, Reason, RequestError, cut
 
 if TYPE_CHECKING:
     from antfarm.client.answers import Answers
 
 app = typer.Typer()
+
+COMMANDS = "Ctrl-C stops an answer, /reset forgets what was said, /bye or Ctrl-D leaves"
+LEAVE = ("/bye", "/exit", "/quit")
 
 Model = Annotated[
     str,
@@ -94,7 +97,8 @@ def chat(
 ) -> None:
     """Hold a conversation.
 
-    Ctrl-C stops an answer, /reset forgets what was said, Ctrl-D leaves.
+    Ctrl-C stops an answer, /reset forgets what was said, /bye or Ctrl-D leaves. A line that begins with
+    / is a command; with //, it goes to the model with one / less.
     """
     from antfarm.client.answers import Answers
 
@@ -102,13 +106,17 @@ def chat(
     settings = _settings(model, max_tokens, temperature, seed)
     history = _opening(system)
     with Answers.of(home_of(context)) as api:
-        note("Ctrl-C stops an answer, /reset forgets what was said, Ctrl-D leaves")
-        while (line := _read_line()) is not None:
+        note(COMMANDS)
+        while (line := _read_line()) is not None and line not in LEAVE:
             if line == "/reset":
                 history = _opening(system)
                 note("forgotten")
+            elif line in ("/help", "/?"):
+                note(f"{COMMANDS}; what begins with // goes to the model, with one / less")
+            elif line.startswith("/") and not line.startswith("//"):
+                note(f"there is no command {cut(line)}: {COMMANDS}, /help tells more")
             elif line:
-                history += _turn(api, settings, history, line)
+                history += _turn(api, settings, history, line.removeprefix("/"))
 
 
 def _turn(
