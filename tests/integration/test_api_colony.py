@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -54,6 +56,31 @@ async def test_more_than_the_queue_takes_is_told_to_come_again(world: World, tin
                 assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
                 assert (error["code"], error["type"]) == ("queue-full", "rate_limit_error")
         assert await asyncio.wait_for(answered(http), 60) == 3
+
+
+async def test_clients_that_leave_at_once_leave_nothing_behind(world: World, tiny: Path) -> None:
+    """Some before their task has come to the lead: a cancel must not overtake it on the way there."""
+    await world.forager("a")
+    await world.load(tiny, 1, options=RunOptions(context=32768, slots=4, queue=64))
+
+    def leave(host: str, port: int) -> None:
+        body = json.dumps({**ENDLESS, "stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        for number in range(60):
+            with socket.create_connection((host, port), 60) as one:
+                one.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                if number % 2:
+                    one.recv(100)
+
+    def idle() -> bool:
+        leads = [shard.lead for shard in world.queen.stats().shards if shard.lead]
+        return bool(leads) and leads[0].running == leads[0].waiting == 0
+
+    async with world.http() as http:
+        await asyncio.to_thread(leave, http.base_url.host, http.base_url.port or 0)
+        reply = await asyncio.wait_for(http.post(CHAT, json=SHORT), 60)
+        assert reply.json()["usage"]["completion_tokens"] == 3
+        await world.until(idle)
 
 
 async def answered(http: httpx.AsyncClient) -> int:

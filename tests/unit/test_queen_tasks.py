@@ -44,6 +44,8 @@ class Lead:
         self.silences: list[tuple[Route, float, Failure]] = []  # that the queen heard of
         self.breaks = False  # the colony's answer to a silence
         self.lives = False  # it answers a cancel
+        self.assigns = asyncio.Event()  # at once, unless cleared
+        self.assigns.set()
         self.refuses: AntfarmError | None = None
         self.refuses_cancels: AntfarmError | None = None
         self._events: Subscription[TaskEvent] = Subscription("tasks", TASK_EVENTS.decode)
@@ -57,6 +59,7 @@ class Lead:
             raise self.refuses
         if isinstance(message, TaskAssign):
             assert subject.name == FORAGER_ASSIGN.of("a").name
+            await self.assigns.wait()
             self.assigned.append(message)
         else:
             assert subject.name == FORAGER_CANCEL.of("a").name
@@ -213,6 +216,32 @@ async def test_closing_early_cancels_at_the_lead(lead: Lead, tasks: Tasks, passe
     await lead.say(TaskTokens(task, 0, 1, "late"))  # nobody waits for it any more
 
 
+async def test_a_cancel_does_not_overtake_what_it_cancels(lead: Lead, tasks: Tasks, passes: Passes) -> None:
+    lead.assigns.clear()
+    answer = collect(tasks)
+    await passes(0)
+    answer.cancel()
+    await passes(0)
+    assert not lead.assigned and not lead.cancelled
+    lead.assigns.set()
+    await passes(0)
+    assert [cancel.task for cancel in lead.cancelled] == [await lead.until_assigned()]
+
+
+async def test_a_task_that_came_after_its_cancel_is_cancelled_again(
+    lead: Lead, tasks: Tasks, passes: Passes
+) -> None:
+    answer = collect(tasks)
+    task = await lead.until_assigned()
+    answer.cancel()
+    await passes(0)
+    await lead.say(TaskFinished(task, 0, "cancelled"))  # it was not there yet
+    await passes(module.CANCEL_AGAIN_S)
+    await lead.say(TaskAccepted(task, 3), TaskTokens(task, 0, 1, "a"))
+    await passes(0)
+    assert [cancel.task for cancel in lead.cancelled] == [task, task]
+
+
 async def test_a_task_has_its_deadline(lead: Lead, tasks: Tasks, passes: Passes) -> None:
     request = TaskRequest("m", Sampling(), text="hello", deadline=40)
     answer = collect(tasks, request)
@@ -340,7 +369,7 @@ async def test_a_cancel_that_was_lost_is_sent_again(lead: Lead, tasks: Tasks, pa
     await passes(0)
     assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
     await passes(module.CANCEL_AGAIN_S + 1)
-    await lead.say(TaskFinished(task, 3, "cancelled"), TaskTokens(task, 3, 1, "x"))
+    await lead.say(TaskFinished(task, 3, "cancelled"))
     await passes(0)
     assert len(lead.cancelled) == 1
 

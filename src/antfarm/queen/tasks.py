@@ -171,8 +171,9 @@ class Tasks:
             raise _closing().error()
         began = _now()
         task = self._open(self._route(request))
+        assigned = asyncio.create_task(self._assign(task, request))
         try:
-            await self._assign(task, request)
+            await asyncio.shield(assigned)
             event = await self._next(task, began, request.deadline)
             if isinstance(event, TaskFinished) and event.failure:
                 raise event.failure.error()
@@ -181,7 +182,7 @@ class Tasks:
                 event = await self._next(task, began, request.deadline)
                 yield event
         finally:
-            self._close(task)
+            self._close(task, assigned)
 
     def underway(self) -> dict[tuple[str, int], int]:
         """How many tasks each replica has, by its name and epoch."""
@@ -272,7 +273,7 @@ class Tasks:
         task.end(failure)
         return task.inbox.get_nowait()
 
-    def _close(self, task: _Task) -> None:
+    def _close(self, task: _Task, assigned: asyncio.Task[None]) -> None:
         del self._tasks[task.id]
         lead = task.lead
         lead.tasks.discard(task)
@@ -280,18 +281,21 @@ class Tasks:
             lead.idle.set()
             self._leads.pop((lead.route.replica, lead.route.epoch), None)
         if task.running:
-            self._cancel(task.id, lead.route)
+            self._cancel(task.id, lead.route, assigned)
 
-    def _cancel(self, task: str, route: Route) -> None:
+    def _cancel(self, task: str, route: Route, after: asyncio.Task[None] | None = None) -> None:
         self._cancelled.pop(task, None)
         self._cancelled[task] = (route, _now())
         if len(self._cancelled) > CANCELLED:
             del self._cancelled[next(iter(self._cancelled))]
-        cancel = asyncio.get_running_loop().create_task(self._send_cancel(task, route))
+        cancel = asyncio.get_running_loop().create_task(self._send_cancel(task, route, after))
         self._cancels.add(cancel)
         cancel.add_done_callback(self._cancels.discard)
 
-    async def _send_cancel(self, task: str, route: Route) -> None:
+    async def _send_cancel(self, task: str, route: Route, after: asyncio.Task[None] | None) -> None:
+        if after:  # a cancel that overtakes its task ends nothing
+            await asyncio.wait({after})
+            after.exception()  # told to the client, if it is there
         try:
             cancel = TaskCancel(task, route.replica, route.epoch)
             await self._bus.request(FORAGER_CANCEL.of(route.forager), cancel)
@@ -308,12 +312,10 @@ class Tasks:
                 self._heard_late(event)
 
     def _heard_late(self, event: TaskEvent) -> None:
-        """A task goes on though its client has left: a bus that was away may have lost its cancel."""
-        if isinstance(event, TaskFinished):
-            self._cancelled.pop(event.task, None)
-            return
+        """A task goes on though its client has left: a bus that was away may have lost its cancel, or told
+        the lead of it first. What the lead says has ended may yet come to it, so no cancel is forgotten."""
         route, sent = self._cancelled.get(event.task, (None, 0.0))
-        if route and _now() >= sent + CANCEL_AGAIN_S:
+        if route and not isinstance(event, TaskFinished) and _now() >= sent + CANCEL_AGAIN_S:
             self._cancel(event.task, route)
 
 
