@@ -154,16 +154,16 @@ async def test_the_end_is_told_and_nothing_new_begins(lead: Lead, tasks: Tasks) 
         assert caught.value.reason == Reason.COLONY_DOWN
 
 
-@pytest.mark.parametrize("index", [1, 3])
+@pytest.mark.parametrize(("index", "reason"), [(1, Reason.INTERNAL), (3, Reason.BUS_UNREACHABLE)])
 async def test_lost_or_doubled_tokens_end_the_task(
-    lead: Lead, tasks: Tasks, passes: Passes, index: int
+    lead: Lead, tasks: Tasks, passes: Passes, index: int, reason: Reason
 ) -> None:
     answer = collect(tasks)
     task = await lead.until_assigned()
     await lead.say(TaskAccepted(task, 3), TaskTokens(task, 0, 2, "ab"), TaskTokens(task, index, 1, "c"))
     last = (await answer)[-1]
     assert isinstance(last, TaskFinished) and last.failure
-    assert (last.failure.reason, last.index) == (Reason.INTERNAL, 2)
+    assert (last.failure.reason, last.index) == (reason, 2)
     await passes(0)
     assert lead.cancelled == [TaskCancel(task, "m-1", 1)]
 

@@ -83,7 +83,7 @@ class _Task:
         elif isinstance(event, TaskOutput):
             self.unread = 0
         elif event.index != self.tokens and not (isinstance(event, TaskFinished) and event.failure):
-            self.end(_broken(f"its tokens jump from {self.tokens} to {event.index}"))
+            self.end(_gap(self.tokens, event.index))
             return
         elif isinstance(event, TaskTokens):
             self.tokens += event.count
@@ -326,6 +326,13 @@ def _now() -> float:
 def _broken(why: str) -> Failure:
     log.error("a task was ended: %s", why)
     return Failure(Reason.INTERNAL, f"the task was ended: {why}", "send the request again")
+
+
+def _gap(told: int, index: int) -> Failure:
+    if index < told:
+        return _broken(f"token {index} of its answer came again, after {told}")
+    lost = f"{index - told} tokens of the answer were lost: the bus was away while it came"
+    return Failure(Reason.BUS_UNREACHABLE, lost, "send the request again")
 
 
 def _late(deadline: float) -> Failure:
