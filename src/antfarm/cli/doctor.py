@@ -7,7 +7,7 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,8 @@ from antfarm.errors import AntfarmError
 
 if TYPE_CHECKING:
     from antfarm.client.control import Control
-    from antfarm.messages import ForagerFacts
+    from antfarm.client.state import ColonyState
+    from antfarm.messages import ForagerFacts, ModelStatus
 
 app = typer.Typer()
 
@@ -214,11 +215,26 @@ def _colony(home: Home) -> Iterator[Finding]:
             yield Finding("colony", "ok", "none runs in this home; `antc up` starts one")
             return
         yield Finding("colony", "ok", ", ".join(f"{p.role} {p.name}".strip() for p in running.processes))
-        nodes = with_control(home, _nodes)
+        models, nodes = with_control(home, _registered)
     except AntfarmError as error:
         yield Finding("bus", "wrong", error.message, error.hint)
         return
     yield Finding("bus", "ok", f"reachable; {len(nodes)} forager{'s'[: len(nodes) != 1]}")
+    yield from _foragers(home, running, nodes)
+    yield from _models(models)
+
+
+def _foragers(home: Home, running: ColonyState, nodes: Sequence[ForagerFacts]) -> Iterator[Finding]:
+    """Those of this home that the colony does not know, and those anywhere that are not as they should be."""
+    known = {node.id for node in nodes}
+    for process in running.processes:
+        if process.role == "forager" and process.bus and process.name not in known:
+            yield Finding(
+                "bus",
+                "wrong",
+                f"{process.name} runs here, as process {process.pid}, but the colony does not hear it",
+                f"its log is in {home.logs}; end that process, and start it again with `antc forager`",
+            )
     for node in nodes:
         if node.version != antfarm.__version__:
             yield Finding(
@@ -228,7 +244,25 @@ def _colony(home: Home) -> Iterator[Finding]:
             yield Finding("bus", "odd", f"{node.id}'s ggml lacks LLAMAFILE", f"there, {SET_UP}")
 
 
-async def _nodes(control: Control) -> list[ForagerFacts]:
-    """Who is registered; raises when the queen does not answer, since the bus does without her."""
-    await control.models()
-    return await control.nodes()
+def _models(models: Sequence[ModelStatus]) -> Iterator[Finding]:
+    serving = {status.replica for status in models if status.state == "ready"}
+    for status in models:
+        text = f"{status.model} ({status.replica}) is {status.state}"
+        if status.state == "loading":
+            yield Finding("model", "odd", text, "`antc ps` shows how far it is")
+        elif status.state in ("failed", "unavailable"):
+            again = f"`antc load {status.source}` loads it again, `antc unload {status.model}` forgets it"
+            failure = status.failure
+            yield Finding(
+                "model",
+                "odd" if status.replica in serving else "wrong",  # a new split failed, and the old one serves
+                f"{text}: {failure.message}" if failure else text,
+                (failure and failure.hint) or again,
+            )
+        else:
+            yield Finding("model", "ok", text)
+
+
+async def _registered(control: Control) -> tuple[Sequence[ModelStatus], Sequence[ForagerFacts]]:
+    """What the colony holds; raises when the queen does not answer, since the bus does without her."""
+    return await control.models(), await control.nodes()
