@@ -144,11 +144,13 @@ async def test_request_and_reply_and_the_servers_own_error(server: EmbeddedServe
         assert caught.value.reason is Reason.INTERNAL
         assert "KeyError" in caught.value.message
         with pytest.raises(AntfarmError) as caught:
-            await asker.request(FORAGER_STOP.of("nobody"), ShardStop("r", 1))
+            await asker.request(FORAGER_STOP.of("forager-2"), ShardStop("r", 1))
         assert caught.value.reason is Reason.FORAGER_LOST
+        assert caught.value.message == "forager-2 does not answer"
         with pytest.raises(AntfarmError) as caught:
             await asker.request(QUEEN_MODELS, ListModels())
         assert caught.value.reason is Reason.COLONY_DOWN
+        assert caught.value.message == "the queen does not answer"
 
 
 async def test_a_slow_handler_holds_up_nobody_and_times_out(server: EmbeddedServer, bus: Bus) -> None:

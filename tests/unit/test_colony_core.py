@@ -486,3 +486,54 @@ def test_a_new_split_that_is_lost_with_the_old_one_does_not_begin(script: Script
     assert not {"Describe", "SendLoad"} & set(kinds(out))
     assert kinds(out)[-1] == "shard-missing"
     assert script.refusal().reason is Reason.SHARD_MISSING
+
+
+# ---- foragers that are gone, which the colony does not know yet
+
+
+def silent(epoch: int, forager: str) -> DescribeFailed:
+    gone = Failure(Reason.FORAGER_LOST, f"{forager} does not answer")
+    return DescribeFailed("m-1", epoch, forager, gone)
+
+
+def test_a_planned_forager_that_does_not_answer_is_planned_without(script: Script) -> None:
+    script.joins("a", "b", "c")
+    script.on(LoadAsked("m", LoadModel("file", split=2)))
+    assert script.on(Described("m-1", 1, "a", script.facts)) == [Describe("m-1", 1, "b", "file")]
+    asks = script.on(silent(1, "b"))
+    assert asks == [Describe("m-1", 1, "a", "file"), Describe("m-1", 1, "c", "file")]
+    script.becomes_ready(script.fetched(asks))
+    assert [view.forager for view in script.status().shards] == ["a", "c"]
+
+
+def test_a_new_split_that_fails_leaves_a_lost_model_as_it_was(script: Script) -> None:
+    script.joins("a", "b")
+    script.ready(split=2)
+    script.on(ShardHeard(ShardFailed("m-1", 1, 1, BROKEN)))
+    before = script.refusal()
+    again = LoadAsked("m", LoadModel("m", reshard=True))
+    script.told(again, Described("m-1", 2, "a", script.facts))
+    assert script.status().state == "loading"
+    assert [one.epoch for one in script.colony.models()[0].replicas()] == [2]
+    assert kinds(script.on(silent(2, "b")))[-1] == "model-failed"
+    assert script.status().state == "unavailable"
+    assert (script.refusal().reason, script.refusal().message) == (Reason.SHARD_MISSING, before.message)
+    failed = script.colony.models()[0].replicas()[0].failure
+    assert failed and failed.reason == Reason.NO_CAPACITY and "no answer from b" in failed.message
+    script.on(ForagerLeft("b"))
+    script.becomes_ready(script.fetched(script.on(again)))
+    assert script.status().state == "ready"
+
+
+def test_a_model_that_gave_way_to_a_split_that_fails_can_be_brought_back(script: Script) -> None:
+    script.joins("a", "b", mib=70)
+    script.ready(options=RunOptions(context=64))
+    script.told(
+        LoadAsked("m", LoadModel("m", split=2, reshard=True)),
+        Described("m-1", 2, "a", script.facts),
+        Drained("m-1", 1),
+        silent(2, "b"),
+    )
+    assert script.status().state == "unavailable"
+    assert script.refusal().reason is Reason.SHARD_MISSING
+    assert "antc shard m" in script.refusal().hint

@@ -258,14 +258,14 @@ class Bus:
         except nats.errors.NoRespondersError:
             raise BusError(
                 subject.absent,
-                f"nobody answers on {subject.name}",
+                f"{subject.asked} does not answer",
                 hint="`antc nodes` shows who is there"
                 if subject.absent is Reason.FORAGER_LOST
                 else "`antc up` starts a colony",
             ) from None
         except TimeoutError:
             raise BusError(
-                Reason.TIMEOUT, f"no answer on {subject.name} within {within:g} s", seconds=within
+                Reason.TIMEOUT, f"{subject.asked} gave no answer within {within:g} s", seconds=within
             ) from None
         except (nats.errors.Error, OSError) as error:
             raise bus_error(error, self.url) from error

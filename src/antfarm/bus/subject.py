@@ -77,6 +77,11 @@ class RequestSubject(Subject[M], Generic[M, R]):
         self._reply_decoder = msgspec.json.Decoder(reply | Failure)
         self.absent = absent
 
+    @property
+    def asked(self) -> str:
+        """Whom a request goes to, in words: a forager by its id."""
+        return self.name.split(".")[-2] if self.absent is Reason.FORAGER_LOST else "the queen"
+
     def encode_reply(self, reply: R | Failure) -> bytes:
         return msgspec.json.encode(reply)
 

@@ -131,7 +131,6 @@ class Control:
             return await self._bus.request(subject, message, within)
         except BusError as error:
             if error.reason is Reason.TIMEOUT:
-                error.message = f"the queen gave no answer within {within:g} s"
                 error.hint = "look into her log; `antc down` and `antc up` start afresh"
             raise
 

@@ -49,7 +49,7 @@ def _beside(replica: Replica, running: Collection[Replica], foragers: Sequence[F
             taken.setdefault(shard.forager, []).append(shard.planned)
         if other.model == replica.model and other.seat is not replica.seat:
             apart.update(other.foragers())
-    return place_model(replica.facts, replica.ask, foragers, taken, apart)
+    return place_model(replica.facts, replica.ask, foragers, taken, apart, replica.silent)
 
 
 def place_model(
@@ -58,12 +58,13 @@ def place_model(
     foragers: Sequence[ForagerFacts],
     taken: Mapping[str, Sequence[int]],
     apart: Collection[str] = (),
+    silent: Collection[str] = (),
 ) -> Placement:
     """A plan over live foragers, each with one shard of it at most.
 
     `taken` is the planned bytes of each shard that a forager runs, by forager id; `apart` are foragers that
-    hold other replicas of this model, and take none of it. Raises PlanError `no-capacity` or
-    `split-impossible`.
+    hold other replicas of this model, and take none of it, as do those that are `silent`. Raises PlanError
+    `no-capacity` or `split-impossible`.
     """
     able = [one for one in foragers if ask.options.backend in one.backends]
     if foragers and not able:
@@ -82,13 +83,15 @@ def place_model(
             len(taken.get(one.id, ())),
         )
         for one in able
-        if one.id not in apart
+        if one.id not in apart and one.id not in silent
     ]
     try:
         return place(facts, hosts, split_request(ask), ask.options)
     except PlanError as error:
         if sharing := [one.id for one in able if share(one, foragers, used) < one.memory]:
             error.message += f"; {', '.join(sharing)} share their machine's memory"
+        if silent:
+            error.message += f"; there is no answer from {', '.join(sorted(silent))}"
         if apart:
             error.message += (
                 f"; {', '.join(sorted(apart))} hold other replicas, and each takes its own foragers"

@@ -109,6 +109,15 @@ def ending(replica: Replica, shard: int | None, cause: Failure) -> Failure:
     )
 
 
+def gave_way(replica: Replica) -> Failure:
+    """Why a replica is no more that ended for its new split, which then failed."""
+    return Failure(
+        Reason.SHARD_MISSING,
+        f"{replica.name if replica.ask.replicas > 1 else replica.model} gave its memory to a new split",
+        f"`antc shard {replica.model}` brings it back on the foragers that are there",
+    )
+
+
 def _naming(title: str, cause: Failure) -> Failure:
     """The cause, which says of which shard it is."""
     if title in cause.message or cause.reason == Reason.FORAGER_LOST:

@@ -141,11 +141,21 @@ class Replicas:
         replica = self._running.get((event.replica, event.epoch))
         if replica is None or not _awaits(replica, event.forager):
             return []
+        if event.failure.reason == Reason.FORAGER_LOST:
+            replica.silent.add(event.forager)
         if replica.phase is not Phase.DESCRIBING:
-            return self._fail(replica, event.failure, now)
+            return self._undelivered(replica, event, now)
         if set(self._foragers).difference(replica.tried) and event.failure.reason in _NOT_HERE:
             return [self._describe(replica)]
         return self._fail_all(self._undescribed(replica), event.failure, now)
+
+    def _undelivered(self, replica: Replica, event: DescribeFailed, now: float) -> list[Instruction]:
+        """A planned forager can't have the model. One that does not answer is planned without,
+        and those of the new plan are asked."""
+        if event.forager not in replica.silent:
+            return self._fail(replica, event.failure, now)
+        assert replica.facts
+        return self._place([replica], Described(*replica.key, "", replica.facts), now)
 
     def _shard_bound(self, event: ShardBound, now: float) -> list[Instruction]:
         bound = event.listening
@@ -185,6 +195,7 @@ class Replicas:
         replica = self._running.get((event.replica, event.epoch))
         if replica is None or replica.phase is not Phase.DRAINING:
             return []
+        replica.failure = refusals.gave_way(replica)
         out = self._stop(replica, refusals.retired(replica.model))
         return out + self._resume(replica, now)
 
@@ -201,8 +212,6 @@ class Replicas:
         """A new replica for the seat, beside the one that serves there, if any does."""
         deadline = now + self._limits.fetch
         replica = Replica(model.name, seat, self._epoch, ask, Phase.DESCRIBING, now, deadline)
-        if seat.current and seat.current.phase is not Phase.READY:
-            seat.current = None
         seat.attempt = replica
         self._running[replica.key] = replica
         return replica
@@ -228,7 +237,7 @@ class Replicas:
         try:
             assign(replicas, self._running.values(), live, described.forager)
         except AntfarmError as error:
-            if current is None or error.reason is not Reason.NO_CAPACITY:
+            if current is None or current.phase is not Phase.READY or error.reason is not Reason.NO_CAPACITY:
                 return self._fail_all(replicas, Failure.of(error), now)
             others = [one for one in self._running.values() if one is not current]
             try:
@@ -266,7 +275,6 @@ class Replicas:
         seat = drained.seat
         if seat.current is not drained:  # another took its place already, and who waits does so for that one
             return []
-        seat.current = None
         waiting = seat.attempt
         return fetch(waiting, self._limits, now) if waiting and waiting.phase is Phase.WAITING else []
 

@@ -105,6 +105,7 @@ class Replica:
     placement: Placement | None = None
     shards: tuple[Shard, ...] = ()
     tried: list[str] = field(default_factory=list)  # foragers asked to describe it, one after the other
+    silent: set[str] = field(default_factory=set)  # foragers that did not answer: no plan counts on them
     proved: bool = False
     ready: float | None = None  # when it became so
     failure: Failure | None = None
@@ -152,7 +153,7 @@ class Replica:
 @dataclass(eq=False)
 class Seat:
     """A place among a model's replicas, which several hold one after the other. `attempt` is on its way
-    there: the first one, or a new split beside the current."""
+    there: the first one, or a new split beside the current, which may have ended."""
 
     name: str  # of every replica here; epochs tell them apart
     current: Replica | None = None
@@ -169,7 +170,10 @@ class Seat:
         return self.current or self.attempt
 
     def replicas(self) -> list[Replica]:
-        return [replica for replica in (self.attempt, self.current) if replica]
+        """The new split, on its way or failed to get there, and the current; not one that ended, while
+        there may be another."""
+        found = [replica for replica in (self.attempt, self.current) if replica]
+        return found[:1] if [one.phase is Phase.ENDED for one in found] == [False, True] else found
 
 
 @dataclass(eq=False)
