@@ -19,7 +19,7 @@ from support.scripted import ScriptedQueen, model, said
 from support.served import DEADLINE_S, Api, served
 
 from antfarm.bus.server import MAX_PAYLOAD
-from antfarm.errors import AntfarmError, Reason
+from antfarm.errors import AntfarmError, ModelError, Reason
 from antfarm.messages import ChatMessage, Failure, TaskAccepted, TaskFinished, TaskTokens
 from antfarm.queen.api import ApiServer, bind, create_app, exposed, running
 from antfarm.queen.api.gate import MAX_BODY
@@ -164,6 +164,14 @@ async def test_the_only_model_needs_no_name() -> None:
         reply = await api.post("/v1/chat/completions", {"messages": HELLO})
     assert reply.status_code == 400
     assert "tiny, other" in reply.json()["error"]["message"]
+
+
+async def test_a_model_that_failed_says_why_where_there_is_no_other() -> None:
+    failed = ModelError(Reason.UNSUPPORTED_FILE, "b did not load: it is no GGUF")
+    async with served([failed], [model("a", "failed"), model("b", "failed")]) as api:
+        reply = await api.post("/v1/chat/completions", {"messages": HELLO})
+        assert reply.json()["error"]["message"] == failed.message
+        assert [task.model for task in api.queen.requests] == ["b"]
 
 
 # ---- plain completions

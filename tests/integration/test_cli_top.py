@@ -49,7 +49,7 @@ def test_replicas_that_find_no_foragers_are_refused(antc: Antc, models: Models) 
     assert antc.run(*other, "3", code=1).stderr.startswith("antc: no-capacity: 3 replicas need")
     refused = antc.run(*other, "2", "--split", "2", code=1)
     assert "antc: no-capacity:" in refused.stderr and "hold other replicas" in refused.stderr
-    antc.run("unload", "other")
+    antc.run("unload", "other", code=1)
 
 
 def test_top_shows_what_was_done(antc: Antc) -> None:

@@ -247,6 +247,10 @@ async def test_what_does_not_fit_is_refused_with_numbers(world: World, tiny: Pat
         await world.load(Path("/nowhere/model.gguf"), 1)
     assert caught.value.reason is Reason.MODEL_UNKNOWN
     assert world.foragers["a"].shards() == []
+    with pytest.raises(AntfarmError, match="tiny did not load"):
+        await world.ask()
+    stats = world.queen.stats()
+    assert (stats.models, stats.replicas) == ((), ())
 
 
 async def test_a_name_is_taken_once(world: World) -> None:

@@ -100,5 +100,6 @@ def assert_refused(antc: Antc, path: Path, reason: str, said: str, *more: str) -
     eventually(lambda: {process.pid for process in antc.processes()} <= before, "its shards have ended")
     (failed,) = antc.json("ps")
     assert (failed["state"], failed["failure"]["reason"]) == ("failed", reason)
-    antc.run("unload", "bad")
+    assert "bad did not load" in antc.run("unload", "bad", code=1).stderr
+    assert antc.json("ps") == []
     return told

@@ -53,6 +53,16 @@ def test_of_a_models_failures_the_newest_is_told() -> None:
     assert told.message == "second"
 
 
+def test_a_new_split_that_failed_is_no_news_of_a_model_that_serves() -> None:
+    refused = Failure(Reason.NO_CAPACITY, "too wide")
+    failed = msgspec.structs.replace(READY, state="failed", failure=refused, created=2.0)
+    assert not newest_failures([failed, READY])
+    lost = msgspec.structs.replace(READY, state="unavailable")
+    assert newest_failures([failed, lost]) == {"m": refused}
+    other = msgspec.structs.replace(READY, replica="m-2")
+    assert newest_failures([failed, lost, other]) == {"m": refused}
+
+
 class Scripted:
     """An API that answers everything with one word."""
 

@@ -122,8 +122,17 @@ def test_loads_that_failed_do_not_pile_up_and_are_not_offered(script: Script) ->
     assert known == ["m", *(f"x{number}" for number in range(3, names.FAILED_NAMES + 3))]
     assert "loaded: m" in script.refusal("never").hint
     assert "x5" not in script.refusal("never").hint
-    script.on(UnloadAsked("x5"))
-    assert script.refusal("x5").reason is Reason.MODEL_RETIRED
+    assert [model.name for model in script.colony.loaded()] == ["m"]
+
+
+def test_a_load_that_failed_is_forgotten_and_never_called_unloaded(script: Script) -> None:
+    script.on(LoadAsked("x", LoadModel("file", split=9)))
+    script.on(Described("x-1", 1, "a", script.facts))
+    with pytest.raises(AntfarmError) as caught:
+        script.on(UnloadAsked("x"))
+    assert caught.value.reason is Reason.MODEL_UNKNOWN
+    assert script.colony.models() == []
+    assert script.refusal("x").reason is Reason.MODEL_UNKNOWN
 
 
 def test_the_unforeseen_fails_the_replica_and_frees_the_name(script: Script) -> None:

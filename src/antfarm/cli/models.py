@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,9 +106,12 @@ def _here(catalog: Catalog, source: str) -> str:
     return ""
 
 
-def newest_failures(loaded: Iterable[ModelStatus]) -> dict[str, Failure]:
-    """What kept or ended each model that failed; of several failures the last."""
-    by_age = sorted(loaded, key=lambda one: one.created)
+def newest_failures(loaded: Collection[ModelStatus]) -> dict[str, Failure]:
+    """What kept or ended each model that failed; of several failures the last. A new split that failed
+    beside a replica that serves is no news."""
+    serving = {one.replica for one in loaded if one.state == "ready"}
+    told = [one for one in loaded if one.state != "failed" or one.replica not in serving]
+    by_age = sorted(told, key=lambda one: one.created)
     return {status.model: status.failure for status in by_age if status.failure}
 
 

@@ -23,7 +23,7 @@ from antfarm.colony.events import (
     Tick,
     UnloadAsked,
 )
-from antfarm.colony.names import Retired, offered
+from antfarm.colony.names import Retired, failed, offered
 from antfarm.colony.placement import renewed, split_request
 from antfarm.colony.replicas import Handlers, Replicas
 from antfarm.colony.routing import choose
@@ -64,6 +64,10 @@ class Colony:
     def models(self) -> list[Model]:
         """Every served name, in the order of loading."""
         return list(self._models.values())
+
+    def loaded(self) -> list[Model]:
+        """Those that stand for more than a load that failed, in the order of loading."""
+        return [model for model in self.models() if not failed(model)]
 
     def route(
         self, name: str, tasks: Mapping[Key, int] = MappingProxyType({}), preferred: Key | None = None
@@ -157,6 +161,8 @@ class Colony:
         if model is None:
             raise self.missing(event.model)
         del self._models[event.model]
+        if failed(model):
+            raise refusals.never_loaded(model.name)
         self._retired.add(event.model)
         ended = self._replicas.retire(event.model)
         return [*ended, LogOps("model-retired", event.model, "it was unloaded")]

@@ -28,15 +28,16 @@ class Retired:
 
 def offered(models: dict[str, Model]) -> list[str]:
     """Those that stand for more than a load that failed."""
-    return sorted(name for name in models if not _failed(models[name]))
+    return sorted(name for name in models if not failed(models[name]))
 
 
 def forget_failed(models: dict[str, Model]) -> None:
     """Drop the oldest loads that failed, so that they do not pile up."""
-    failed = [name for name in models if _failed(models[name])]
-    for name in failed[:-FAILED_NAMES]:
+    dead = [name for name in models if failed(models[name])]
+    for name in dead[:-FAILED_NAMES]:
         del models[name]
 
 
-def _failed(model: Model) -> bool:
+def failed(model: Model) -> bool:
+    """Whether it stands for no more than a load that failed."""
     return model.view is None or state_of(model.view) == "failed"

@@ -79,6 +79,13 @@ def unknown(name: str, known: Sequence[str], *, retired: bool) -> AntfarmError:
     )
 
 
+def never_loaded(name: str) -> AntfarmError:
+    """Why a load that failed can't be unloaded; it is forgotten, though."""
+    return ModelError(
+        Reason.MODEL_UNKNOWN, f"{name} did not load: there is nothing to unload", hint="it is listed no more"
+    )
+
+
 def not_ready(replica: Replica) -> AntfarmError:
     """Why a replica takes no task."""
     failure = replica.failure

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 import antfarm
 from antfarm.messages import ColonyStats, Histogram, LeadStats, ModelStats, ModelStatus, ShardStats, ShardView
 
-MODEL_STATES = ("loading", "ready", "unavailable", "failed")
+MODEL_STATES = ("loading", "ready", "unavailable")
 SHARD_LABELS = ("model", "replica", "shard", "forager")
 
 T = TypeVar("T")

@@ -125,15 +125,16 @@ class Queen:
     def run(self, request: TaskRequest) -> AsyncGenerator[TaskEvent, None]:
         """`tasks.run`, counted. What names no loaded model is refused uncounted."""
         events = self.tasks.run(request)
-        loaded = any(model.name == request.model for model in self._colony.models())
+        loaded = any(model.name == request.model for model in self._colony.loaded())
         return self._stats.observed(request.model, events) if loaded else events
 
     def stats(self) -> ColonyStats:
-        """Everything that is counted, as of now."""
-        seated = [replica for model in self._colony.models() for replica in model.seated()]
+        """Everything that is counted, as of now: loads that failed are not."""
+        loaded = self._colony.loaded()
+        seated = [replica for model in loaded for replica in model.seated()]
         return self._stats.report(
             len(self._colony.foragers()),
-            {status.model: status.state for status in self.status()},
+            {model.name: views.status(model, self._epoch_offset).state for model in loaded},
             [views.replica_status(replica, self._epoch_offset) for replica in seated],
         )
 
@@ -144,7 +145,7 @@ class Queen:
         return next(status for status in self.replicas() if status.model == name)
 
     async def unload(self, model: str) -> None:
-        """End a model; returns when its processes have ended. Raises `model-unknown`."""
+        """End a model; returns when its processes have ended. Raises `model-unknown`, `model-retired`."""
         await asyncio.gather(*self._happened(UnloadAsked(model)))
 
     async def wait(self) -> None:
@@ -170,7 +171,7 @@ class Queen:
         await self.tasks.close()
         if self._bus.connected:
             stops = [
-                job for model in self._colony.models() for job in self._happened(UnloadAsked(model.name))
+                job for model in self._colony.loaded() for job in self._happened(UnloadAsked(model.name))
             ]
             await asyncio.gather(*stops, return_exceptions=True)
             if self._lease:

@@ -57,10 +57,11 @@ def fitting(model: ModelStatus, tasks: Sequence[TaskRequest]) -> Sequence[TaskRe
 
 
 def chosen(queen: Source, name: str) -> ModelStatus:
-    """The model asked for, or the only one when none is named."""
+    """The model asked for, or the only one when none is named; where there is no other, one that failed,
+    which says why."""
     if name not in ANY_MODEL:
         return known(queen, name)
-    models = offered(queen)
+    models = offered(queen) or [model for model in queen.status() if model.state == "failed"][-1:]
     if len(models) == 1:
         return models[0]
     if not models:
