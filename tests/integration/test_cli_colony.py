@@ -104,6 +104,10 @@ def test_ps_and_load_tell_the_context_and_what_memory_took_from_it(antc: Antc, m
     assert "CONTEXT" in listed and f" {loaded['context']} " in listed
     whole = loaded["context"] == loaded["trained"] and loaded["slots"] == 4
     assert whole or "memory is short: " in done.stderr
+    assert "trained for" not in done.stderr
+    antc.run("unload", loaded["model"])
+    longer = antc.run("load", models.path("tiny-llama"), "--context", "600", "--slots", "1")
+    assert f"was trained for {loaded['trained']} tokens" in longer.stderr
 
 
 def test_a_chat_goes_on_after_an_error(antc: Antc, models: Models) -> None:

@@ -95,6 +95,16 @@ def test_a_load_from_asking_to_ready(script: Script) -> None:
     assert (script.status().seconds, script.status().mode) == (3.0, "tensor")
 
 
+def test_a_context_longer_than_trained_for_is_told(script: Script) -> None:
+    script.joins("a")
+    trained = script.facts.context
+    for epoch, context in ((1, trained), (2, trained + 1)):
+        loads = script.loads(f"m{epoch}", epoch=epoch, options=RunOptions(context=context))
+        (ready,) = script.becomes_ready(loads)
+        assert isinstance(ready, LogOps)
+        assert (f"more than it was trained for: {trained}" in ready.text) is (context > trained)
+
+
 def test_events_may_come_in_any_order(script: Script) -> None:
     script.joins("a", "b")
     script.loads(split=2)

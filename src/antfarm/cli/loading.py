@@ -47,6 +47,11 @@ async def load_and_watch(control: Control, wanted: LoadModel) -> ModelStatus:
     say(f"{last.model} is ready: {split}, context {last.context} x {last.slots}, {last.seconds:.1f} s")
     if less := what_did_not_fit(wanted, last):
         note(less)
+    if last.context > last.trained:
+        note(
+            f"{last.model} was trained for {last.trained} tokens: "
+            f"beyond them, its context of {last.context} may give nonsense"
+        )
     return last
 
 

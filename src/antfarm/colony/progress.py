@@ -33,8 +33,12 @@ def _link(replica: Replica) -> list[Instruction]:
 
 
 def _announce(replica: Replica) -> list[Instruction]:
-    hosts = ", ".join(replica.foragers())
-    return [LogOps("model-ready", replica.model, f"{replica.name} epoch {replica.epoch} on {hosts}")]
+    assert replica.placement and replica.facts
+    text = f"{replica.name} epoch {replica.epoch} on {', '.join(replica.foragers())}"
+    context, trained = replica.placement.options.context, replica.facts.context
+    if context > trained:
+        text += f"; its context of {context} tokens is more than it was trained for: {trained}"
+    return [LogOps("model-ready", replica.model, text)]
 
 
 ADVANCE = {
