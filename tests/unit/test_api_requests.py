@@ -90,6 +90,10 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
         ({**TINY, "stream": "yes"}, "stream"),
         ({**TINY, "stream_options": 3}, "stream_options"),
         ({**TINY, "functions": [{"name": "x"}]}, "functions"),
+        ({**TINY, "function_call": "auto"}, "function_call"),
+        ({**TINY, "modalities": ["text", "audio"]}, "modalities"),
+        ({**TINY, "audio": {"voice": "alloy"}}, "audio"),
+        ({**TINY, "web_search_options": {}}, "web_search_options"),
         ({**TINY, "stop": ["x"] * 1000}, "stop"),
         ({**TINY, "stop": [5]}, "stop"),
         ({**TINY, "max_tokens": 10**12}, "max_tokens"),
@@ -243,6 +247,7 @@ async def test_what_is_not_set_is_off() -> None:
 
 async def test_harmless_and_unknown_fields_are_tolerated() -> None:
     extra = {"user": "me", "tools": [], "response_format": {"type": "text"}, "unheard_of": 1, "top_k": -1}
+    extra |= {"modalities": ["text"], "function_call": "none", "audio": None, "web_search_options": None}
     queen = ScriptedQueen(said("Hi"))
     reply = await post(queen, "/v1/chat/completions", {**TINY, **extra, "temperature": None, "seed": -1})
     assert reply.status_code == 200
@@ -383,6 +388,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ({**TINY, "response_format": schema_of({"schema": True})}, "a JSON object is needed, not true"),
         ({**TINY, "tools": [tool("f", False)]}, "a JSON object is needed, not false"),
         ({"messages": [5]}, "a JSON object is needed, not a number"),
+        ({"messages": None}, "a value is needed"),
+        ({**TINY, "response_format": {"type": "json_schema"}}, "a value is needed"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, HALF),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, HALF),
         ({**TINY, "stop": "\ud800"}, HALF),

@@ -191,6 +191,21 @@ def test_rows_are_pooled_in_pieces_as_in_one(cuts: tuple[int, ...]) -> None:
     assert nothing.vector().tolist() == [0] * 5
 
 
+def test_a_prompt_that_can_not_be_taken_is_named(models: Models) -> None:
+    with GgufFile.open(models.path("tiny-llama")) as file:
+        roomy, narrow = Intake.from_gguf(file, context=1 << 20), Intake.from_gguf(file, context=8)
+    vector = Wanted("vector")
+    for more, name in (({"text": "x" * (1 << 19)}, "prompt"), ({"text": "\ud800"}, "prompt")):
+        assert refusal(roomy, **more) == (Reason.INVALID_REQUEST, name)
+        assert refusal(roomy, vector, **more) == (Reason.INVALID_REQUEST, "input")
+    for wanted, said in (
+        (Wanted(), "the prompt has 8 tokens; the context, answer included, holds 8"),
+        (vector, "the input has 8 tokens; at most 7 fit"),
+    ):
+        outcome = prepared(narrow, wanted, tokens=(1,) * 8)
+        assert isinstance(outcome, Failure) and outcome.message == said
+
+
 def test_a_short_prompt_does_not_wait_for_long_ones(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     with GgufFile.open(models.path("tiny-llama")) as file:
         intake = Intake.from_gguf(file, context=1 << 20)

@@ -127,9 +127,13 @@ class Intake:
         )
 
     def _prompt(self, task: TaskAssign) -> list[int]:
-        text = self._written(task)
-        if text is not None:
-            return self._encoded(task, text)
+        try:
+            text = self._written(task)
+            if text is not None:
+                return self._encoded(task, text)
+        except RequestError as error:
+            error.numbers.setdefault("param", _field(task))
+            raise
         self._check_ids(task.tokens or (), _field(task))
         return list(task.tokens or ())
 
@@ -202,13 +206,17 @@ class Intake:
         return tokens
 
     def _overflow(self, task: TaskAssign, what: str, tokens: int) -> RequestError:
+        field = _field(task)
+        name, room = "prompt", f"the context, answer included, holds {self._context}"
+        if field == "input":  # which has no answer
+            name, room = field, f"at most {self._context - 1} fit"
         return RequestError(
             Reason.CONTEXT_OVERFLOW,
-            f"the prompt {what}; the context, answer included, holds {self._context}",
-            hint="shorten the prompt, or load the model with a larger context",
+            f"the {name} {what}; {room}",
+            hint=f"shorten the {name}, or load the model with a larger context",
             prompt_tokens=tokens,
             context=self._context,
-            param=_field(task),
+            param=field,
         )
 
 

@@ -18,6 +18,7 @@ from pydantic import (
 from antfarm.errors import cut
 from antfarm.messages import ChatMessage, Tool, ToolCall
 from antfarm.queen.api.fields import (
+    NEEDED,
     Body,
     JsonText,
     Text,
@@ -179,7 +180,7 @@ class ResponseFormatBody(Body):
     @classmethod
     def _beside_its_type(cls, schema: JsonSchemaBody | None, info: ValidationInfo) -> JsonSchemaBody | None:
         if info.data.get("type") == "json_schema" and schema is None:
-            raise ValueError("Field required")
+            raise ValueError(NEEDED)
         return schema
 
     def text(self) -> str | None:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from antfarm.errors import AntfarmError, BusError, Reason, RequestError, cut
-from antfarm.queen.api.fields import no_object
+from antfarm.queen.api.fields import NEEDED, no_object
 from antfarm.queen.api.response import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,8 @@ def _unreadable(error: ValueError | RecursionError) -> RequestError:
 def _complaint(error: dict[str, Any]) -> str:
     if error["type"] == "value_error":  # of our own checks
         return str(error["ctx"]["error"])
+    if error["type"] == "missing":
+        return NEEDED
     if error["type"] in _NO_OBJECT:
         return no_object(error["input"])
     return str(error["msg"])

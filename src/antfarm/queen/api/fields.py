@@ -28,6 +28,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_INT = 2**31 - 1
 MAX_SECONDS = 86_400.0
+NEEDED = "a value is needed"  # of a field that is not there, or null
 
 Prompt = str | tuple[int, ...]
 """One prompt of a plain completion: text, or token ids."""
@@ -105,9 +106,14 @@ _TEXT_OR_TOKENS: TypeAdapter[str | list[int]] = TypeAdapter(
 )
 
 
-def _refuse(value: object) -> None:
-    if value not in (False, "", [], {}):
-        raise ValueError("not supported; leave it out")
+def refusing(*harmless: object) -> AfterValidator:
+    """Takes no other values than these, which change nothing."""
+
+    def refuse(value: object) -> None:
+        if value not in harmless:
+            raise ValueError("not supported; leave it out")
+
+    return AfterValidator(refuse)
 
 
 def _stops(value: object) -> tuple[str, ...]:
@@ -164,7 +170,8 @@ _Ids = Annotated[list[TokenId], Field(min_length=1)]
 AnyPrompts = _Words | Annotated[list[_Words], Field(min_length=1)] | _Ids | list[_Ids]
 """What `prompts` takes, for the OpenAPI page."""
 
-Unsupported = Annotated[Any, AfterValidator(_refuse), Field(description="Not supported: refused when set.")]
+NOT_SUPPORTED = Field(description="Not supported: refused when set.")
+Unsupported = Annotated[Any, refusing(False, "", [], {}), NOT_SUPPORTED]
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 _AnyStops = _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
 Seconds = Annotated[

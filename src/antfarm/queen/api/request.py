@@ -7,7 +7,7 @@ the answer's meaning and isn't supported is refused: silence would be a wrong an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
@@ -24,6 +24,7 @@ from antfarm.queen.api.conversation import (
 from antfarm.queen.api.fields import (
     MAX_INT,
     MAX_STOPS,
+    NOT_SUPPORTED,
     AnyPrompts,
     Biases,
     Body,
@@ -33,6 +34,7 @@ from antfarm.queen.api.fields import (
     Text,
     Unsupported,
     prompts,
+    refusing,
 )
 from antfarm.types import Sampling
 
@@ -149,7 +151,10 @@ class ChatRequest(CompletionBody):
     tool_choice: ToolChoice = Field("auto", description="`required` and a function's name bind the answer.")
     parallel_tool_calls: bool = Field(True, description="False ends the answer with its first call.")
     functions: Unsupported = None
-    web_search_options: Unsupported = None
+    function_call: Annotated[Any, refusing("none"), NOT_SUPPORTED] = None
+    modalities: Annotated[Any, refusing([], ["text"]), Field(description="`text` only.")] = None
+    audio: Unsupported = None
+    web_search_options: Annotated[Any, refusing(), NOT_SUPPORTED] = None
 
     def wanted(self) -> Wanted:
         tools = () if self.tool_choice == "none" else tuple(tool.tool() for tool in self.tools)
