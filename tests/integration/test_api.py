@@ -306,9 +306,10 @@ async def test_unknown_models_and_paths_are_404_in_openais_shape() -> None:
             await client.chat.completions.create(model="nobody", messages=HELLO)
         path = await api.get("/v1/nothing")
         method = await api.get("/v1/completions")
+        slash = await api.post("/v1/completions/", b"{}")
     assert (raised.value.code, raised.value.param) == ("model-unknown", "model")
     assert "tiny" in raised.value.message
-    assert (path.status_code, method.status_code) == (404, 405)
+    assert (path.status_code, method.status_code, slash.status_code) == (404, 405, 404)
     assert (path.json()["error"]["code"], path.json()["error"]["type"]) == ("path-unknown", "not_found_error")
     assert "GET /v1/nothing" in path.json()["error"]["message"]
     assert method.headers["allow"] == "POST"

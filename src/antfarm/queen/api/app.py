@@ -45,6 +45,7 @@ def create_app(queen: models.Source, *, api_key: str | None = None) -> FastAPI:
         title="ANTFARM",
         version=antfarm.__version__,
         description="One language model, served by several hosts together. Any OpenAI client works here.",
+        redirect_slashes=False,  # a client that POSTs would not follow
     )
     app.add_middleware(Gate, api_key=api_key)
     errors.install(app)
