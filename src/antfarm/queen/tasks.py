@@ -293,7 +293,7 @@ class Tasks:
         cancel.add_done_callback(self._cancels.discard)
 
     async def _send_cancel(self, task: str, route: Route, after: asyncio.Task[None] | None) -> None:
-        if after:  # a cancel that overtakes its task ends nothing
+        if after:  # a request with its own deadline; a cancel that overtakes its task ends nothing
             await asyncio.wait({after})
             after.exception()  # told to the client, if it is there
         try:
